@@ -1,0 +1,1 @@
+"""Policies side by side: cells that can be resumed, statistics over seeds, tables and figures."""

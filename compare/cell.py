@@ -1,0 +1,167 @@
+"""A cell: one policy on one trace with one engine profile, and the key under which its result is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from topas.errors import InputError
+from topas.event import Params
+from topas.files import read_file
+from topas.profile import Profile
+from topas.trace import Trace
+from traces.format import read_trace
+from traces.workloads import WorkloadOptions, generate
+
+COUNTS = ("peak_batch", "prefix_loads", "preemptions", "recomputed_tokens", "decisions")
+"""Metrics that are whole numbers."""
+
+TIMINGS = ("decision_ms_mean", "decision_ms_p99")
+"""Metrics that a wall clock measured: they differ from run to run."""
+
+METRICS = (
+    "mean_jct_s",
+    "p50_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "first_task_s",
+    "requests_per_s",
+    "mean_batch",
+    *COUNTS,
+    *TIMINGS,
+)
+"""What the result of a cell holds, in the order of the columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A trace that a generator makes; the same for every policy.
+
+    ``load`` is kept where the rate was asked for as a share of the one-prefix-at-a-time rate.
+    """
+
+    workload: str
+    rate_per_s: float
+    tasks: int
+    seed: int
+    options: WorkloadOptions
+    load: float | None = None
+
+    def trace(self) -> Trace:
+        """Return the trace."""
+        return generate(
+            self.workload, rate_per_s=self.rate_per_s, tasks=self.tasks, seed=self.seed, options=self.options
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A trace that stands in a file and is used as it is; ``workload`` is the file's path as given."""
+
+    workload: str
+    sha256: str
+    tasks: int
+    rate_per_s: ClassVar[float | None] = None
+    load: ClassVar[float | None] = None
+    seed: ClassVar[int | None] = None
+
+    @classmethod
+    def of(cls, path: str) -> TraceFile:
+        """Read a file once, so that a wrong one is refused before anything runs.
+
+        Raises
+        ------
+        InputError
+            if it cannot be read or is no valid trace.
+        """
+        digest = hashlib.sha256(read_file(path)).hexdigest()
+        return cls(path, digest, len(read_trace(path).tasks))
+
+    def trace(self) -> Trace:
+        """Return the trace.
+
+        Raises
+        ------
+        InputError
+            if the file is no longer the one that was planned with.
+        """
+        if hashlib.sha256(read_file(self.workload)).hexdigest() != self.sha256:
+            raise InputError("the file changed while the comparison ran", source=self.workload)
+        return read_trace(self.workload)
+
+
+Source = Generated | TraceFile
+
+
+@lru_cache(maxsize=4)
+def trace_of(source: Source) -> Trace:
+    """Return a source's trace; the cells of one source follow each other, so a few are kept."""
+    return source.trace()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the simulator; everything that its result depends on.
+
+    ``params`` are the score's and the search's parameters, None for the defaults.
+    """
+
+    source: Source
+    policy: str
+    profile: Profile
+    params: Params | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Return the cell as a JSON object."""
+        return {
+            "trace": {"kind": type(self.source).__name__, **asdict(self.source)},
+            "policy": self.policy,
+            "profile": self.profile.model_dump(mode="json"),
+            "params": None if self.params is None else asdict(self.params),
+        }
+
+    def key(self) -> str:
+        """Return the SHA-256 over the canonical JSON of the cell and the package version.
+
+        Equal cells have equal keys in every process; a new version of the package runs its cells anew.
+        """
+        text = canonical({"cell": self.content(), "version": version("topas")})
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """One line for messages: ``dag-4 at load 0.5, seed 1, lpm``."""
+        point = () if self.source.rate_per_s is None else (f"at {self.point}",)
+        seed = () if self.source.seed is None else (f"seed {self.source.seed}",)
+        return ", ".join((" ".join((self.source.workload, *point)), *seed, self.policy))
+
+    @property
+    def point(self) -> str:
+        """The operating point in words."""
+        source = self.source
+        if source.load is not None:
+            return f"load {source.load:g}"
+        return "as recorded" if source.rate_per_s is None else f"{source.rate_per_s:g} tasks/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished cell: every metric of :data:`METRICS`."""
+
+    cell: Cell
+    metrics: Mapping[str, float]
+
+
+def canonical(value: object) -> str:
+    """Return JSON text that is the same for equal values: keys sorted, no spaces, no NaN.
+
+    Raises
+    ------
+    ValueError
+        if a number is NaN or infinite.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,95 @@
+"""The figure: job completion time against the arrival rate, one line a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from compare.report import JCT, Comparison
+from compare.stats import Summary
+from topas.files import whole_file
+
+LOG_FROM = 10.0
+"""A panel whose values span more than this factor has a logarithmic axis."""
+
+EMPHASISED = "topas"
+MARKERS = "osD^vPX*<>dph"
+DASHES = ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1, 1, 1)))
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart; in grey, markers and dashes do it."""
+
+
+def write_figure(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
+    """Write ``figure.png`` and ``figure.svg``: a column a workload and profile, mean above p99.
+
+    Trace files have no arrival rate and no panel. The bytes depend only on the results and on the
+    version of matplotlib.
+    """
+    figure = draw(comparison)
+    paths = (folder / "figure.png", folder / "figure.svg")
+    with mpl.rc_context({"svg.hashsalt": "topas"}):
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+            with whole_file(path, "wb") as stream:
+                figure.savefig(stream, format=path.suffix[1:], dpi=150, metadata=metadata)
+    return paths
+
+
+def draw(comparison: Comparison) -> Figure:
+    """Return the figure.
+
+    Raises
+    ------
+    ValueError
+        if no cell has an arrival rate.
+    """
+    columns: dict[tuple[str, str], list[Summary]] = {}
+    for one in comparison.summaries:
+        if one.point is not None and one.point.rate_per_s is not None and one.metric in JCT:
+            columns.setdefault((one.workload, one.profile.name), []).append(one)
+    if not columns:
+        raise ValueError("nothing to draw: no finished cell has an arrival rate")
+    figure = Figure(figsize=(1.2 + 3.1 * len(columns), 5.6), layout="constrained")
+    axes = figure.subplots(len(JCT), len(columns), squeeze=False, sharex="col")
+    for column, ((workload, profile), summaries) in enumerate(columns.items()):
+        for row, (metric, name) in enumerate(JCT.items()):
+            panel = axes[row][column]
+            _panel(panel, [one for one in summaries if one.metric == metric], comparison.policies)
+            if column == 0:
+                panel.set_ylabel(f"{name} (s)")
+        axes[0][column].set_title(workload if len({key[1] for key in columns}) == 1 else f"{workload}, {profile}")
+        axes[-1][column].set_xlabel("arrival rate (tasks/s)")
+    lines = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
+    shown = [policy for policy in comparison.policies if policy in lines]
+    figure.legend([lines[policy] for policy in shown], shown, loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) -> None:
+    for index, policy in enumerate(policies):
+        own = [(one.point.rate_per_s, one.value) for one in summaries if one.point and one.policy == policy]
+        if not own:
+            continue
+        rates, values = zip(*sorted(own), strict=True)
+        strong = policy == EMPHASISED
+        axes.plot(
+            rates,
+            values,
+            label=policy,
+            marker=MARKERS[index % len(MARKERS)],
+            linestyle="-" if strong else DASHES[index % len(DASHES)],
+            color="black" if strong else COLOURS[index % len(COLOURS)],
+            linewidth=2.4 if strong else 1.2,
+            markersize=5,
+            zorder=3 if strong else 2,
+        )
+    values = [one.value for one in summaries]
+    if max(values) > LOG_FROM * min(values) > 0:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.grid(visible=True, which="both", linewidth=0.3, color="0.85")

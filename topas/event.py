@@ -1,0 +1,88 @@
+"""A scheduling event: all that a policy may know at one instant (paper section III)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from topas.residual import Residual
+from topas.workflow import Dag
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Parameters of the score and of the search.
+
+    ``beta`` weighs reuse (Eq. 11), ``rho`` aging (Eq. 12) over the scale H_age = ``age_scale_s``.
+    ``M`` is the largest agent pool whose prefix sets are all enumerated, ``K`` caps the admissions and,
+    separately, the preemptions of one event (0: no cap). ``max_running`` caps the running batch
+    (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not exact.
+    """
+
+    beta: float = 1.0
+    rho: float = 0.5
+    age_scale_s: float = 30.0
+    M: int = 6
+    K: int = 0
+    swap_s_per_token: float = 0.0
+    decode_s_per_token: float = 0.0
+    max_running: int = 0
+    scenarios: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A ready or running LLM request.
+
+    ``reserve_tokens`` is d_r of Eq. 2, ``service_s`` the expected service of one request of its
+    agent-stage pair. Only a running request has ``generated_tokens`` (y_r) and ``credit_s`` (lambda_r).
+    ``cached_tokens`` of its prompt, prefix and dynamic part together, are in GPU memory now.
+    """
+
+    id: str
+    task: str
+    stage: str
+    agent: str
+    reserve_tokens: int
+    service_s: float
+    arrival_s: float = 0.0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    credit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """A task in progress: residual ``k`` belongs to stage ``k`` of ``dag``.
+
+    ``attained_s`` is the LLM service that the task has received so far.
+    """
+
+    arrival_s: float
+    dag: Dag
+    residuals: tuple[Residual, ...]
+    attained_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a policy decides on: GPU state, ready and running requests, the tasks behind them.
+
+    ``agents`` maps each agent to its prefix in tokens; ``resident`` are the agents whose prefix is on
+    the GPU; ``reuse_counts`` is n_a of Eq. 11. ``waiting`` and ``running`` have no order of meaning.
+    """
+
+    time_s: float
+    budget_tokens: int
+    agents: Mapping[str, int]
+    tasks: Mapping[str, TaskState]
+    waiting: Sequence[Request]
+    running: Sequence[Request]
+    resident: frozenset[str] = frozenset()
+    reuse_counts: Mapping[str, int] = field(default_factory=dict)
+    params: Params = field(default_factory=Params)
+
+    def cached(self, request: Request) -> int:
+        """Return how many tokens of a request's prompt are in GPU memory."""
+        return request.cached_tokens

@@ -1,0 +1,62 @@
+"""What past executions say about an agent-stage pair: F and the mean request service (paper IV-B)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from topas.residual import Residual, condition
+
+WINDOW = 256
+"""Executions remembered per agent-stage pair: recent ones describe the present load best, and memory
+in a long-running server stays bounded."""
+
+
+class StageHistory:
+    """Total LLM service of finished executions of one agent-stage pair, in nanoseconds.
+
+    Before the first execution has finished, F is a point mass at ``profiled_ns``. The mean service per
+    request D counts every finished request, also those of executions that still go on.
+    """
+
+    __slots__ = ("_requests", "_requests_ns", "_residuals", "_totals", "profiled_ns")
+
+    def __init__(self, profiled_ns: int | None) -> None:
+        self.profiled_ns = profiled_ns
+        self._totals: deque[int] = deque(maxlen=WINDOW)
+        self._requests = 0
+        self._requests_ns = 0
+        self._residuals: dict[int, Residual] = {}
+
+    def request_done(self, service_ns: int) -> None:
+        """Record the service of one finished request."""
+        self._requests += 1
+        self._requests_ns += service_ns
+        self._residuals.clear()
+
+    def stage_done(self, total_ns: int) -> None:
+        """Record the total service of a finished execution."""
+        self._totals.append(total_ns)
+        self._residuals.clear()
+
+    def request_ns(self, profiled_ns: int) -> int:
+        """Return D: the mean service per request seen, or ``profiled_ns`` before any."""
+        return self._requests_ns // self._requests if self._requests else profiled_ns
+
+    def residual(self, elapsed_ns: int, unknown_ns: int) -> Residual:
+        """Return the residual of an unfinished stage with ``elapsed_ns`` of service recorded (Eq. 4).
+
+        ``unknown_ns`` stands for the profiled total where no profile exists. The same history gives the
+        same object, which lets path evaluations be shared.
+        """
+        found = self._residuals.get(elapsed_ns)
+        if found is None:
+            profiled = self.profiled_ns if self.profiled_ns is not None else unknown_ns
+            samples = np.array(self._totals or [profiled], dtype=np.int64)
+            if elapsed_ns:
+                found = condition(samples, elapsed_ns, self.request_ns(profiled))
+            else:
+                found = Residual(samples)
+            self._residuals[elapsed_ns] = found
+        return found

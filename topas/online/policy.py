@@ -1,0 +1,27 @@
+"""TOPAS and its ablations as policies (paper section V-C)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topas.decision import Decision
+from topas.event import Event
+from topas.online.search import select
+from topas.policies.policy import JointPolicy
+
+
+def _without(*, reuse: bool, aging: bool) -> JointPolicy:
+    """Return TOPAS without future reuse (beta = 0) and/or aging (rho = 0)."""
+    changes = ({"beta": 0.0} if reuse else {}) | ({"rho": 0.0} if aging else {})
+
+    def decide(event: Event) -> Decision:
+        return select(replace(event, params=replace(event.params, **changes)))
+
+    name = {(True, True): "topas-base", (True, False): "topas-no-reuse", (False, True): "topas-no-aging"}
+    return JointPolicy(name[reuse, aging], decide)
+
+
+TOPAS = JointPolicy("topas", select)
+TOPAS_BASE = _without(reuse=True, aging=True)
+TOPAS_NO_REUSE = _without(reuse=True, aging=False)
+TOPAS_NO_AGING = _without(reuse=False, aging=True)

@@ -1,0 +1,204 @@
+"""Run-time tracking: task progress, service history, credits and the age scale, and the event they make.
+
+Simulator and server tell a tracker what happened; it tells a policy what may be known. Times are passed
+in; nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from topas.event import Event, Params, Request, TaskState
+from topas.online.history import StageHistory
+from topas.profile import Profile
+from topas.residual import FINISHED, Residual
+from topas.units import to_ns, to_s
+from topas.workflow import Dag, Workflow
+
+UNKNOWN_S = 1.0
+"""Expected service of a stage of which nothing at all is known, as long as nothing is known of any."""
+
+
+class LiveTask:
+    """A task that has arrived and not finished."""
+
+    __slots__ = (
+        "arrival_s", "attained_ns", "cached_state", "dag", "elapsed_ns", "finished", "histories", "id", "left",
+        "missing", "running", "workflow",
+    )  # fmt: skip
+
+    def __init__(self, name: str, workflow: Workflow, arrival_s: float, histories: list[StageHistory]) -> None:
+        size = len(workflow.dag)
+        self.id = name
+        self.workflow = workflow
+        self.dag: Dag = workflow.dag
+        self.arrival_s = arrival_s
+        self.attained_ns = 0
+        self.left = size
+        self.histories = histories
+        self.elapsed_ns = [0] * size
+        self.finished = [False] * size
+        self.missing = [len(before) for before in workflow.dag.before]
+        self.running = [0] * size
+        self.cached_state: tuple[int, TaskState] | None = None
+
+    @property
+    def attained_s(self) -> float:
+        """Return the LLM service received so far."""
+        return to_s(self.attained_ns)
+
+
+class Tracker:
+    """All memory between events; ``tasks`` are those in progress, by id."""
+
+    def __init__(self, profile: Profile, params: Params | None = None) -> None:
+        self._profile = profile
+        self._params = replace(
+            params or Params(),
+            swap_s_per_token=profile.swap_s_per_token,
+            decode_s_per_token=profile.decode_s_per_token,
+            max_running=profile.max_running,
+        )
+        self.tasks: dict[str, LiveTask] = {}
+        self._histories: dict[tuple[str, str], StageHistory] = {}
+        self._version = 0
+        self._finished_tasks = 0
+        self._finished_ns = 0
+        self._profiled_task_ns: int | None = None
+
+    def task_arrived(self, name: str, workflow: Workflow, time_s: float) -> LiveTask:
+        """Begin to follow a task."""
+        histories = [self._history(workflow, k) for k in range(len(workflow.dag))]
+        task = LiveTask(name, workflow, time_s, histories)
+        self.tasks[name] = task
+        if self._profiled_task_ns is None:
+            self._profiled_task_ns = sum(
+                self._profiled_ns(workflow, k) or to_ns(UNKNOWN_S) for k in range(len(workflow.dag))
+            )
+        return task
+
+    def request_ready(self, task: LiveTask, stage: int, input_tokens: int, max_new_tokens: int) -> int:
+        """Return the profiled service of a new request, which also serves a stage without a profile."""
+        profiled = to_ns(self._profile.expected_service_s(input_tokens, max_new_tokens))
+        history = task.histories[stage]
+        if history.profiled_ns is None:
+            history.profiled_ns = profiled
+            self._version += 1
+        return profiled
+
+    def request_admitted(self, task: LiveTask, stage: int) -> None:
+        """Count a request as running."""
+        task.running[stage] += 1
+
+    def request_preempted(self, task: LiveTask, stage: int) -> None:
+        """Count a running request as waiting again."""
+        task.running[stage] -= 1
+
+    def request_done(self, task: LiveTask, stage: int, service_ns: int) -> None:
+        """Record a finished request's service in the stage's history."""
+        task.running[stage] -= 1
+        task.elapsed_ns[stage] += service_ns
+        task.attained_ns += service_ns
+        task.histories[stage].request_done(service_ns)
+        self._version += 1
+
+    def stage_done(self, task: LiveTask, stage: int) -> list[int]:
+        """Finish a stage; return the stages that are ready now. Forgets the task after its last stage."""
+        task.finished[stage] = True
+        task.histories[stage].stage_done(task.elapsed_ns[stage])
+        self._version += 1
+        task.left -= 1
+        ready = []
+        for other in task.dag.after[stage]:
+            task.missing[other] -= 1
+            if not task.missing[other]:
+                ready.append(other)
+        if not task.left:
+            self._finished_tasks += 1
+            self._finished_ns += task.attained_ns
+            del self.tasks[task.id]
+        return ready
+
+    @property
+    def age_scale_s(self) -> float:
+        """Return H_age: mean total service of finished tasks, or the profiled total before the first."""
+        if self._finished_tasks:
+            return max(to_s(self._finished_ns // self._finished_tasks), 1e-9)
+        return max(to_s(self._profiled_task_ns or to_ns(UNKNOWN_S)), 1e-9)
+
+    def service_s(self, task: LiveTask, stage: int, profiled_ns: int) -> float:
+        """Return D_r, the expected service of one request of a stage."""
+        return to_s(task.histories[stage].request_ns(profiled_ns))
+
+    def state(self, task: LiveTask) -> TaskState:
+        """Return a task as a policy sees it."""
+        cached = task.cached_state
+        if cached is not None and cached[0] == self._version:
+            return cached[1]
+        unknown = self._unknown_ns()
+        residuals: list[Residual] = [
+            FINISHED if done else history.residual(elapsed, unknown)
+            for done, history, elapsed in zip(task.finished, task.histories, task.elapsed_ns, strict=True)
+        ]
+        state = TaskState(task.arrival_s, task.dag, tuple(residuals), task.attained_s)
+        task.cached_state = (self._version, state)
+        return state
+
+    def reuse_counts(self, tasks: Iterable[LiveTask]) -> dict[str, int]:
+        """Return n_a (Eq. 11) over tasks with running requests.
+
+        A stage counts if it is not ready and its only unfinished predecessor has a running request.
+        """
+        counts: dict[str, int] = {}
+        for task in tasks:
+            for stage, running in enumerate(task.running):
+                if running:
+                    for other in task.dag.after[stage]:
+                        if task.missing[other] == 1:
+                            agent = task.workflow.agents[other]
+                            counts[agent] = counts.get(agent, 0) + 1
+        return counts
+
+    def event(  # noqa: PLR0913  an event has that many independent parts
+        self,
+        time_s: float,
+        budget_tokens: int,
+        agents: Mapping[str, int],
+        resident: Iterable[str],
+        waiting: list[Request],
+        running: list[Request],
+    ) -> Event:
+        """Return the event of this instant; ``tasks`` holds those with a request."""
+        names = dict.fromkeys(request.task for request in (*waiting, *running))
+        active = dict.fromkeys(request.task for request in running)
+        return Event(
+            time_s=time_s,
+            budget_tokens=budget_tokens,
+            agents=agents,
+            tasks={name: self.state(self.tasks[name]) for name in names},
+            waiting=waiting,
+            running=running,
+            resident=frozenset(resident),
+            reuse_counts=self.reuse_counts(self.tasks[name] for name in active),
+            params=replace(self._params, age_scale_s=self.age_scale_s),
+        )
+
+    def _history(self, workflow: Workflow, stage: int) -> StageHistory:
+        key = (workflow.agents[stage], workflow.dag.names[stage])
+        found = self._histories.get(key)
+        if found is None:
+            found = StageHistory(self._profiled_ns(workflow, stage))
+            self._histories[key] = found
+        return found
+
+    def _profiled_ns(self, workflow: Workflow, stage: int) -> int | None:
+        profile = workflow.profiles[stage]
+        if profile is None:
+            return None
+        request_s = self._profile.expected_service_s(profile.input_tokens, profile.max_new_tokens)
+        return to_ns(profile.rounds * request_s)
+
+    def _unknown_ns(self) -> int:
+        known = [h.profiled_ns for h in self._histories.values() if h.profiled_ns is not None]
+        return sum(known) // len(known) if known else to_ns(UNKNOWN_S)

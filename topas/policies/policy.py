@@ -1,0 +1,98 @@
+"""The two seams between an engine and a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from topas.decision import Decision
+from topas.event import Event, Request
+from topas.problem import compile_event
+from topas.score import decision_of
+from topas.workflow import Dag
+
+Key = Callable[[Request], tuple[float | str, ...]]
+
+
+class TaskFacts(Protocol):
+    """What a queue policy may know of a task."""
+
+    @property
+    def arrival_s(self) -> float:
+        """Time of arrival."""
+
+    @property
+    def attained_s(self) -> float:
+        """LLM service received so far."""
+
+    @property
+    def dag(self) -> Dag:
+        """Precedence of its stages."""
+
+
+class QueueView(Protocol):
+    """What a queue policy orders by; an :class:`~topas.event.Event` is one."""
+
+    @property
+    def waiting(self) -> Collection[Request]:
+        """Ready requests."""
+
+    @property
+    def tasks(self) -> Mapping[str, TaskFacts]:
+        """Tasks of these requests, by id."""
+
+    def cached(self, request: Request) -> int:
+        """Return how many tokens of the request's prompt are in GPU memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """Orders the queue; the engine admits from its head and stops at the first that does not fit.
+
+    ``rank`` gives, for the queue at hand, the sort key of a request: smallest first.
+    """
+
+    name: str
+    rank: Callable[[QueueView], Key]
+
+    def decide(self, event: Event) -> Decision:
+        """Return what admission from the head does under the reservation of Eq. 2."""
+        problem = compile_event(event)
+        index = {request.id: k for k, request in enumerate(problem.waiting)}
+        order = sorted(event.waiting, key=self.rank(event))
+        admitted = admit_from_head(event, order)
+        return decision_of(problem, [index[request.id] for request in admitted], [])
+
+
+@dataclass(frozen=True, slots=True)
+class JointPolicy:
+    """Chooses the whole post-decision state."""
+
+    name: str
+    decide: Callable[[Event], Decision]
+
+
+Policy = QueuePolicy | JointPolicy
+
+
+def admit_from_head(event: Event, order: Iterable[Request]) -> list[Request]:
+    """Admit in this order until one does not fit: SGLang's rule with the full reservation d_r.
+
+    A prefix without running requests is evictable, so only the agents of Q' count (Eq. 2).
+    """
+    agents = {request.agent for request in event.running}
+    tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
+    room = event.params.max_running or len(event.waiting) + len(event.running)
+    if event.params.K:
+        room = min(room, len(event.running) + event.params.K)
+    admitted: list[Request] = []
+    for request in order:
+        tokens += request.reserve_tokens
+        if request.agent not in agents:
+            tokens += event.agents[request.agent]
+        if tokens > event.budget_tokens or len(event.running) + len(admitted) >= room:
+            break
+        agents.add(request.agent)
+        admitted.append(request)
+    return admitted

@@ -1,0 +1,62 @@
+"""Baselines: ways to order the queue (paper section V-A). Ties go to the earlier request, then its id."""
+
+from __future__ import annotations
+
+from topas.event import Request
+from topas.policies.policy import Key, QueuePolicy, QueueView
+
+GATE_BACKLOG = 4
+"""Waiting exit-stage requests at which the downstream gate opens (the paper gives no number)."""
+
+
+def _fcfs(_: QueueView) -> Key:
+    return lambda r: (r.arrival_s, r.id)
+
+
+def _lpm(view: QueueView) -> Key:
+    return lambda r: (-view.cached(r), r.arrival_s, r.id)
+
+
+def _parrot_fcfs(view: QueueView) -> Key:
+    tasks = view.tasks
+    return lambda r: (tasks[r.task].arrival_s, r.arrival_s, r.id)
+
+
+def _autellix_las(view: QueueView) -> Key:
+    tasks = view.tasks
+    return lambda r: (tasks[r.task].attained_s, r.arrival_s, r.id)
+
+
+def _depth(view: QueueView, request: Request) -> int:
+    dag = view.tasks[request.task].dag
+    return dag.depth[dag.index[request.stage]]
+
+
+def _spf(view: QueueView) -> Key:
+    return lambda r: (-_depth(view, r), r.arrival_s, r.id)
+
+
+def _is_exit(view: QueueView, request: Request) -> bool:
+    dag = view.tasks[request.task].dag
+    return not dag.after[dag.index[request.stage]]
+
+
+def _downstream_gate(view: QueueView) -> Key:
+    backlog = sum(_is_exit(view, request) for request in view.waiting)
+    if backlog < GATE_BACKLOG:
+        return _lpm(view)
+    return lambda r: (not _is_exit(view, r), -view.cached(r), r.arrival_s, r.id)
+
+
+FCFS = QueuePolicy("fcfs", _fcfs)
+"""First come, first served, by request."""
+LPM = QueuePolicy("lpm", _lpm)
+"""Longest prefix match: most prompt tokens in GPU memory first. No switch to FCFS on long queues."""
+PARROT_FCFS = QueuePolicy("parrot-fcfs", _parrot_fcfs)
+"""Earlier task first, then earlier request (Parrot's order as the paper runs it)."""
+AUTELLIX_LAS = QueuePolicy("autellix-las", _autellix_las)
+"""Least attained service: the task that has received least LLM service first (Autellix)."""
+SPF = QueuePolicy("spf", _spf)
+"""Shortest path first: deeper stage first, FCFS within a depth; SRPT on equal-cost chains."""
+DOWNSTREAM_GATE = QueuePolicy("downstream-gate", _downstream_gate)
+"""The paper's strawman (Figure 1): LPM, but exit stages first while their backlog has accumulated."""

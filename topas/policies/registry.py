@@ -1,0 +1,50 @@
+"""The one list of policies. Entries name objects, so that listing them imports nothing."""
+
+from __future__ import annotations
+
+import importlib
+
+from topas.errors import InputError
+from topas.policies.policy import Policy
+
+_REGISTRY = {
+    "fcfs": "topas.policies.queue:FCFS",
+    "lpm": "topas.policies.queue:LPM",
+    "parrot-fcfs": "topas.policies.queue:PARROT_FCFS",
+    "autellix-las": "topas.policies.queue:AUTELLIX_LAS",
+    "spf": "topas.policies.queue:SPF",
+    "downstream-gate": "topas.policies.queue:DOWNSTREAM_GATE",
+    "topas": "topas.online.policy:TOPAS",
+    "topas-base": "topas.online.policy:TOPAS_BASE",
+    "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
+    "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",
+}
+
+BASELINES = ("fcfs", "lpm", "parrot-fcfs", "autellix-las", "spf")
+"""The paper's five baselines, against which reductions are counted; the gate is its strawman."""
+
+
+def policy_names() -> list[str]:
+    """Return all policy names, baselines first."""
+    return list(_REGISTRY)
+
+
+def baseline_names() -> list[str]:
+    """Return the names of the paper's five baselines."""
+    return list(BASELINES)
+
+
+def get_policy(name: str) -> Policy:
+    """Return a policy by name.
+
+    Raises
+    ------
+    InputError
+        if there is none, listing those there are.
+    """
+    target = _REGISTRY.get(name)
+    if target is None:
+        raise InputError(f"unknown policy {name!r}; known: {', '.join(_REGISTRY)}")
+    module, _, attribute = target.partition(":")
+    policy: Policy = getattr(importlib.import_module(module), attribute)
+    return policy

@@ -1,0 +1,178 @@
+"""An event compiled into arrays and integer nanoseconds: what search, score and exact models share.
+
+Requests are in canonical order: earlier task first, then task id, then request id. Agents are those of
+the requests and the resident ones, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from topas.event import Event, Request
+from topas.progress import Column, PathModel, PathStore
+from topas.residual import FloatArray, IntArray
+from topas.units import to_ns
+
+STORE = PathStore()
+"""Path evaluations of this process; a cache that never changes a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One event as arrays; A agents, W waiting and Q running requests, T tasks that have any.
+
+    Durations are int64 nanoseconds, reservations and prefixes tokens. ``swap_ns[a]`` moves a's prefix
+    over the link once, ``reuse_ns[a]`` is a's part of Eq. 11, ``redo_ns``/``revoke_ns`` the cost of
+    preempting a running request (Eq. 9-10), ``age[t]`` the weight g_i of Eq. 12. ``rank`` orders
+    waiting and running requests together. ``work_*`` say what a waiting request does to its task:
+    ``work_ns`` of service at place ``work_stage`` of the task's evaluated part (-1: it changes
+    nothing), bit ``work_bit`` of the memo at ``memo_at[t]`` (-1: no memo).
+    """
+
+    event: Event
+    agents: tuple[str, ...]
+    prefix: IntArray
+    swap_ns: IntArray
+    reuse_ns: IntArray
+    resident: IntArray
+    waiting: tuple[Request, ...]
+    waiting_agent: IntArray
+    waiting_task: IntArray
+    waiting_reserve: IntArray
+    waiting_rank: IntArray
+    work_stage: IntArray
+    work_ns: IntArray
+    work_bit: IntArray
+    running: tuple[Request, ...]
+    running_agent: IntArray
+    running_task: IntArray
+    running_reserve: IntArray
+    running_rank: IntArray
+    redo_ns: IntArray
+    revoke_ns: IntArray
+    tasks: tuple[str, ...]
+    age: FloatArray
+    models: tuple[PathModel | None, ...]
+    part_at: IntArray
+    memo_at: IntArray
+    path_ns: IntArray
+    store: PathStore
+
+
+def age_weight(waited_s: float, rho: float, age_scale_s: float) -> float:
+    """Return ``g = 1 + rho log(1 + waited / H_age)`` (Eq. 12)."""
+    return 1.0 + rho * math.log1p(max(waited_s, 0.0) / age_scale_s)
+
+
+def compile_event(event: Event, store: PathStore = STORE) -> Problem:
+    """Compile an event. O(requests log requests), and one path evaluation per new task state."""
+    if store.full:
+        store.clear()
+    params, states = event.params, event.tasks
+
+    def order(request: Request) -> tuple[float, str, str]:
+        return (states[request.task].arrival_s, request.task, request.id)
+
+    waiting = tuple(sorted(event.waiting, key=order))
+    running = tuple(sorted(event.running, key=order))
+    agents = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
+    agent_index = {name: k for k, name in enumerate(agents)}
+    both = sorted([(order(r), 0, k) for k, r in enumerate(waiting)] + [(order(r), 1, k) for k, r in enumerate(running)])
+    rank: tuple[list[int], list[int]] = ([0] * len(waiting), [0] * len(running))
+    for place, (_, side, k) in enumerate(both):
+        rank[side][k] = place
+
+    task_index: dict[str, int] = {}
+    ready: list[list[int]] = []
+    for k, request in enumerate(waiting):
+        if request.task not in task_index:
+            task_index[request.task] = len(ready)
+            ready.append([])
+        ready[task_index[request.task]].append(k)
+    with_ready = len(ready)
+    for request in running:
+        task_index.setdefault(request.task, len(task_index))
+    tasks = tuple(task_index)
+
+    stage_of, work_ns, bit_of = [-1] * len(waiting), [0] * len(waiting), [0] * len(waiting)
+    models: list[PathModel | None] = [None] * len(tasks)
+    part_size, memo_at = [0] * len(tasks), [-1] * len(tasks)
+    path_ns, age = [0] * len(tasks), [1.0] * len(tasks)
+    for t in range(with_ready):
+        state = states[tasks[t]]
+        age[t] = age_weight(event.time_s - state.arrival_s, params.rho, params.age_scale_s)
+        needed = {k: state.dag.index[waiting[k].stage] for k in ready[t]}
+        column = _column(event, store, t, tasks, needed, waiting)
+        models[t], memo_at[t], part_size[t] = column.model, column.memo_at, len(column.model.part)
+        services = dict(zip(needed, (to_ns(waiting[k].service_s) for k in needed), strict=True))
+        for bit, k in enumerate(sorted(needed, key=lambda k: (needed[k], services[k], k))):
+            stage_of[k] = column.model.part.get(needed[k], -1)
+            work_ns[k], bit_of[k] = services[k], bit
+        path_ns[t] = _path_ns(store, column)
+
+    reuse = event.reuse_counts
+    ints = _ints
+    return Problem(
+        event=event,
+        agents=agents,
+        prefix=ints([event.agents[a] for a in agents]),
+        swap_ns=ints([to_ns(event.agents[a] * params.swap_s_per_token) for a in agents]),
+        reuse_ns=ints(
+            [to_ns(params.beta * reuse.get(a, 0) * event.agents[a] * params.swap_s_per_token) for a in agents]
+        ),
+        resident=ints([a in event.resident for a in agents]),
+        waiting=waiting,
+        waiting_agent=ints([agent_index[r.agent] for r in waiting]),
+        waiting_task=ints([task_index[r.task] for r in waiting]),
+        waiting_reserve=ints([r.reserve_tokens for r in waiting]),
+        waiting_rank=ints(rank[0]),
+        work_stage=ints(stage_of),
+        work_ns=ints(work_ns),
+        work_bit=ints(bit_of),
+        running=running,
+        running_agent=ints([agent_index[r.agent] for r in running]),
+        running_task=ints([task_index[r.task] for r in running]),
+        running_reserve=ints([r.reserve_tokens for r in running]),
+        running_rank=ints(rank[1]),
+        redo_ns=ints([to_ns(params.decode_s_per_token * r.generated_tokens) for r in running]),
+        revoke_ns=ints([to_ns(r.credit_s) for r in running]),
+        tasks=tasks,
+        age=np.array(age, dtype=np.float64),
+        models=tuple(models),
+        part_at=ints(np.concatenate(([0], np.cumsum(part_size)))),
+        memo_at=ints(memo_at),
+        path_ns=ints(path_ns),
+        store=store,
+    )
+
+
+def _ints(values: object) -> IntArray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _column(
+    event: Event,
+    store: PathStore,
+    t: int,
+    tasks: tuple[str, ...],
+    needed: dict[int, int],
+    waiting: tuple[Request, ...],
+) -> Column:
+    state, params = event.tasks[tasks[t]], event.params
+    model = store.model(
+        state.dag, state.residuals, tuple(sorted(set(needed.values()))), params.scenarios, params.seed
+    )
+    work = sorted((stage, to_ns(waiting[k].service_s)) for k, stage in needed.items())
+    return store.column(model, tuple(s for s, _ in work), tuple(d for _, d in work))
+
+
+def _path_ns(store: PathStore, column: Column) -> int:
+    """Return L before any admission, from the memo where there is one."""
+    if column.memo_at < 0:
+        return store.expected_ns(column.model, {})
+    if store.memo[column.memo_at] < 0:
+        store.memo[column.memo_at] = store.expected_ns(column.model, {})
+    return int(store.memo[column.memo_at])

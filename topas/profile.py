@@ -1,0 +1,78 @@
+"""Engine profiles: the constants of one model on one GPU (see docs/model.md)."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from topas.errors import InputError
+from topas.schema import parse_json, validate
+
+
+class Profile(BaseModel):
+    """Engine constants; units are in the names.
+
+    A prefill batch of x tokens takes ``prefill_base_s + x * prefill_s_per_token``. A decode step of n
+    requests over k KV tokens takes ``decode_base_s + n * decode_s_per_seq + k * decode_s_per_kv_token``.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal["topas-profile/1"] = "topas-profile/1"
+    name: str = "custom"
+    note: str = ""
+    kv_budget_tokens: int = Field(gt=0)
+    kv_bytes_per_token: int = Field(gt=0)
+    swap_bytes_per_s: float = Field(gt=0)
+    prefill_base_s: float = Field(ge=0)
+    prefill_s_per_token: float = Field(ge=0)
+    decode_base_s: float = Field(ge=0)
+    decode_s_per_seq: float = Field(ge=0)
+    decode_s_per_kv_token: float = Field(default=0.0, ge=0)
+    max_running: int = Field(default=256, gt=0)
+    host_cache: bool = True
+    admission: Literal["full", "sglang"] = "full"
+    redo: Literal["decode", "prefill", "keep"] = "decode"
+
+    @property
+    def swap_s_per_token(self) -> float:
+        """Return the time to move one prefix token over the host link (mu / B_swap of Eq. 8)."""
+        return self.kv_bytes_per_token / self.swap_bytes_per_s
+
+    @property
+    def decode_s_per_token(self) -> float:
+        """Return T_decode of Eq. 9: one decode step of a request that runs alone."""
+        return self.decode_base_s + self.decode_s_per_seq
+
+    def expected_service_s(self, input_tokens: int, new_tokens: int) -> float:
+        """Return the profiled service of one request before any was seen (paper section IV-B)."""
+        prefill_s = self.prefill_base_s + input_tokens * self.prefill_s_per_token
+        return prefill_s + new_tokens * self.decode_s_per_token
+
+
+def profile_names() -> list[str]:
+    """Return the names of the built-in profiles."""
+    folder = resources.files("topas") / "profiles"
+    return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Return a built-in profile by name, or read one from a JSON file.
+
+    Raises
+    ------
+    InputError
+        if there is neither such a built-in profile nor such a file, or the file is wrong.
+    """
+    if name_or_path in profile_names():
+        text = (resources.files("topas") / "profiles" / f"{name_or_path}.json").read_text()
+        return validate(Profile, json.loads(text), source=name_or_path)
+    path = Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(profile_names())
+        raise InputError(f"no such profile or file; built-in profiles: {known}", source=name_or_path)
+    return validate(Profile, parse_json(path.read_bytes(), source=str(path)), source=str(path))

@@ -1,0 +1,247 @@
+"""Expected longest remaining path of a task and what completions take off it (paper Eq. 5-6).
+
+``L(H) = E[LP(G, Z(H))]`` where a hypothetical completion of request r lowers the residual of its stage
+to ``max(Z - D_r, 0)``. Completions compose by adding up, so L is a function of the set H.
+
+A stage that every other unfinished stage precedes or follows lies on every path: it cuts the DAG, and
+paths before and behind it add up. Only the part before the first cut can hold ready requests, so only
+that part is evaluated again for each H; the rest is a constant. Of each part the expectation is exact
+where the product of the supports is at most :data:`EXACT_OUTCOMES` (a chain is cut everywhere, hence
+always exact); otherwise it is the mean over Latin hypercube scenarios drawn from a seed.
+
+Evaluations are kept in flat arrays (:class:`PathStore`) that compiled code reads and fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from topas.residual import FloatArray, IntArray, Residual
+from topas.workflow import Dag
+
+EXACT_OUTCOMES = 4096
+MEMO_REQUESTS = 10
+"""Tasks with at most so many ready requests keep a table of L over all subsets of them."""
+STORE_CELLS = 4_000_000
+"""The store is emptied when its outcome table grows beyond this many cells (32 MB)."""
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, PLR0913, PLR0917
+    """Return E[LP] over the weighted outcomes of one part, after ``done_ns[v]`` of each stage is done.
+
+    ``row`` is (z offset, outcomes, stages, weight offset, offset into ``before_at``); predecessors of
+    stage v are ``before[before_at[v] : before_at[v + 1]]``; ``finish`` is scratch.
+    O(outcomes x (stages + edges)).
+    """
+    z_at, outcomes, stages, weight_at, edge_at = row[0], row[1], row[2], row[3], row[4]
+    total = 0.0
+    for k in range(outcomes):
+        longest = 0
+        base = z_at + k * stages
+        for v in range(stages):
+            start = 0
+            for e in range(before_at[edge_at + v], before_at[edge_at + v + 1]):
+                other = finish[before[e]]
+                start = max(start, other)
+            left = z[base + v] - done_ns[done_at + v]
+            if left > 0:
+                start += left
+            finish[v] = start
+            longest = max(longest, start)
+        total += weights[weight_at + k] * longest
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class PathModel:
+    """Where one task's remaining paths lie in a :class:`PathStore`.
+
+    ``row`` indexes ``PathStore.rows``; ``part`` maps a stage of the DAG to its place in the evaluated
+    part (finished and later stages are absent); ``rest_ns`` is the expected path behind that part.
+    """
+
+    row: int
+    part: dict[int, int]
+    rest_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Ready requests of a task as bits of a memo: ``order[k]`` is the bit of the k-th request given."""
+
+    model: PathModel
+    stages: tuple[int, ...]
+    services_ns: tuple[int, ...]
+    memo_at: int
+
+
+class PathStore:
+    """Outcome tables and memos of L, shared by all tasks in the same state; grows, then starts anew.
+
+    A cache only: it never changes a result. Keys hold the residual objects themselves, which are
+    shared until the history behind them changes.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.z: IntArray = np.zeros(1 << 14, dtype=np.int64)
+        self.weights: FloatArray = np.zeros(1 << 12, dtype=np.float64)
+        self.before: IntArray = np.zeros(1 << 10, dtype=np.int64)
+        self.before_at: IntArray = np.zeros(1 << 10, dtype=np.int64)
+        self.rows: IntArray = np.zeros((1 << 8, 5), dtype=np.int64)
+        self.memo: IntArray = np.zeros(1 << 12, dtype=np.int64)
+        self._used = dict.fromkeys(("z", "weights", "before", "before_at", "rows", "memo"), 0)
+        self._models: dict[tuple[object, ...], PathModel] = {}
+        self._columns: dict[tuple[object, ...], Column] = {}
+
+    @property
+    def full(self) -> bool:
+        """Return whether the store should be cleared before the next event."""
+        return self._used["z"] > STORE_CELLS or self._used["memo"] > STORE_CELLS
+
+    def _append(self, name: str, block: npt.NDArray[np.generic]) -> int:
+        start = self._used[name]
+        need = start + len(block)
+        array: npt.NDArray[np.generic] = getattr(self, name)
+        if need > len(array):
+            grown = np.zeros((max(need, 2 * len(array)), *array.shape[1:]), dtype=array.dtype)
+            grown[:start] = array[:start]
+            setattr(self, name, grown)
+            array = grown
+        array[start:need] = block
+        self._used[name] = need
+        return start
+
+    def model(
+        self, dag: Dag, residuals: Sequence[Residual], needed: tuple[int, ...], scenarios: int, seed: int
+    ) -> PathModel:
+        """Return the path model whose evaluated part holds all unfinished stages in ``needed``."""
+        key = (dag, tuple(residuals), needed, scenarios, seed)
+        found = self._models.get(key)
+        if found is None:
+            found = self._build(dag, residuals, needed, scenarios, seed)
+            self._models[key] = found
+        return found
+
+    def column(self, model: PathModel, stages: tuple[int, ...], services_ns: tuple[int, ...]) -> Column:
+        """Return the memo of L over the subsets of requests at ``stages`` with these services."""
+        key = (model.row, stages, services_ns)
+        found = self._columns.get(key)
+        if found is None:
+            memo_at = -1
+            if len(stages) <= MEMO_REQUESTS:
+                memo_at = self._append("memo", np.full(1 << len(stages), -1, dtype=np.int64))
+            found = Column(model, stages, services_ns, memo_at)
+            self._columns[key] = found
+        return found
+
+    def _build(
+        self, dag: Dag, residuals: Sequence[Residual], needed: tuple[int, ...], scenarios: int, seed: int
+    ) -> PathModel:
+        parts = _parts(dag, _unfinished(dag, residuals))
+        last = max((i for i, part in enumerate(parts) if not set(part).isdisjoint(needed)), default=0)
+        head = tuple(stage for part in parts[: last + 1] for stage in part)
+        rest_ns = 0.0
+        finish = np.zeros(max(len(dag), 1), dtype=np.int64)
+        for part in parts[last + 1 :]:
+            row = self._part(dag, residuals, part, scenarios, seed)
+            rest_ns += self._evaluate(row, np.zeros(len(part), dtype=np.int64), finish)
+        row = self._part(dag, residuals, head, scenarios, seed)
+        return PathModel(row, {stage: k for k, stage in enumerate(head)}, rest_ns)
+
+    def _part(
+        self, dag: Dag, residuals: Sequence[Residual], part: tuple[int, ...], scenarios: int, seed: int
+    ) -> int:
+        place = {stage: k for k, stage in enumerate(part)}
+        table, weights = _outcomes([dag.names[k] for k in part], [residuals[k] for k in part], scenarios, seed)
+        before = [[place[p] for p in dag.before[stage] if p in place] for stage in part]
+        before_at = self._used["before"] + np.concatenate(
+            ([0], np.cumsum([len(some) for some in before], dtype=np.int64))
+        ).astype(np.int64)
+        self._append("before", np.array([p for some in before for p in some], dtype=np.int64))
+        row = (
+            self._append("z", table.ravel()),
+            len(weights),
+            len(part),
+            self._append("weights", weights),
+            self._append("before_at", before_at),
+        )
+        return self._append("rows", np.array([row], dtype=np.int64))
+
+    def _evaluate(self, row: int, done_ns: IntArray, finish: IntArray) -> float:
+        return float(
+            mean_longest_path(
+                self.z, self.weights, self.before, self.before_at, self.rows[row], done_ns, 0, finish
+            )
+        )
+
+    def expected_ns(self, model: PathModel, done_ns: dict[int, int]) -> int:
+        """Return L(H) in integer nanoseconds, where H does ``done_ns[stage]`` of each stage's residual."""
+        size = len(model.part)
+        done = np.zeros(max(size, 1), dtype=np.int64)
+        for stage, amount in done_ns.items():
+            if stage in model.part:
+                done[model.part[stage]] = amount
+        value = self._evaluate(model.row, done, np.zeros(max(size, 1), dtype=np.int64))
+        return int(np.rint(value + model.rest_ns))
+
+
+@lru_cache(maxsize=65536)
+def _parts(dag: Dag, unfinished: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Split the unfinished stages at the stages that lie on every path, in topological order.
+
+    A stage cuts if everything unfinished before it in topological order precedes it and everything
+    unfinished after it follows it.
+    """
+    ancestors: dict[int, set[int]] = {}
+    for stage in unfinished:
+        direct = [p for p in dag.before[stage] if p in ancestors]
+        ancestors[stage] = set(direct).union(*(ancestors[p] for p in direct))
+    parts: list[list[int]] = [[]]
+    for place, stage in enumerate(unfinished):
+        cuts = len(ancestors[stage]) == place and all(
+            stage in ancestors[other] for other in unfinished[place + 1 :]
+        )
+        if cuts:
+            parts += [[stage], []]
+        else:
+            parts[-1].append(stage)
+    return tuple(tuple(part) for part in parts if part)
+
+
+def _unfinished(dag: Dag, residuals: Sequence[Residual]) -> tuple[int, ...]:
+    """Return the stages still to count: a stage without service counts while one before it does."""
+    left: list[int] = []
+    for stage, before in enumerate(dag.before):
+        if not residuals[stage].finished or any(p in left for p in before):
+            left.append(stage)
+    return tuple(left)
+
+
+def _outcomes(
+    names: list[str], residuals: list[Residual], scenarios: int, seed: int
+) -> tuple[IntArray, FloatArray]:
+    """Return the joint outcomes (K x V, nanoseconds) of independent stages and their K weights."""
+    if not residuals:
+        return np.zeros((1, 0), dtype=np.int64), np.ones(1)
+    product = 1
+    for residual in residuals:
+        product *= residual.values_ns.size
+    if product <= EXACT_OUTCOMES or len(residuals) == 1:
+        grid = np.meshgrid(*(residual.values_ns for residual in residuals), indexing="ij")
+        weight = np.ones(())
+        for residual in residuals:
+            weight = np.multiply.outer(weight, residual.probs)
+        return np.stack([axis.ravel() for axis in grid], axis=1), np.ascontiguousarray(weight.ravel())
+    table = [r.scenarios(name, scenarios, seed) for name, r in zip(names, residuals, strict=True)]
+    return np.stack(table, axis=1), np.full(scenarios, 1.0 / scenarios)

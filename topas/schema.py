@@ -1,0 +1,85 @@
+"""Reading JSON that others wrote: strict, bounded, and with the field named when it is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from topas.errors import InputError
+
+MAX_BYTES = 8 * 1024 * 1024
+"""Longest line of a trace, and largest event, that is read."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InputError(f"{name} is not a number that JSON knows")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InputError(f"the key {key!r} stands twice in one object")
+            seen.add(key)
+    return found
+
+
+def parse_json(
+    data: bytes | str,
+    *,
+    source: str | None = None,
+    line: int | None = None,
+    max_bytes: int | None = MAX_BYTES,
+) -> Any:  # noqa: ANN401  any JSON value
+    """Parse one JSON document; ``max_bytes`` of None reads one of any length.
+
+    Raises
+    ------
+    InputError
+        if it is too long, not UTF-8, not JSON, holds NaN or infinity, or has a key twice.
+    """
+    if max_bytes is not None and len(data) > max_bytes:
+        raise InputError(
+            f"expected at most {max_bytes} bytes, found {len(data)}", source=source, line=line
+        )
+    try:
+        return json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except InputError as error:
+        raise error.at(source=source, line=line) from None
+    except UnicodeDecodeError:
+        raise InputError("expected UTF-8 text", source=source, line=line) from None
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno} column {error.colno}" if line is None else f"column {error.colno}"
+        raise InputError(f"expected JSON: {error.msg} at {at}", source=source, line=line) from None
+    except RecursionError:
+        raise InputError("expected JSON nested less deeply", source=source, line=line) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"expected JSON: {error}", source=source, line=line) from None
+
+
+def validate(
+    model: type[Model], value: Any, *, source: str | None = None, line: int | None = None  # noqa: ANN401  any JSON value
+) -> Model:
+    """Check a JSON value against a schema.
+
+    Raises
+    ------
+    InputError
+        naming the first wrong field and what was expected there.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "[key]") or None
+        expected = first["msg"][0].lower() + first["msg"][1:]
+        if first["type"] not in ("missing", "extra_forbidden"):
+            shown = repr(first.get("input"))
+            expected += f", found {shown if len(shown) <= 60 else shown[:57] + '...'}"
+        raise InputError(expected, source=source, line=line, field=field) from None

@@ -1,0 +1,56 @@
+"""The simulator's invariants, numbered as in docs/model.md; each raises SimulationError with the numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topas.decision import Decision
+from topas.errors import SimulationError
+from topas.event import Event
+from topas.feasible import violations
+from topas.sim.job import Phase
+
+if TYPE_CHECKING:
+    from topas.sim.engine import Engine
+
+
+def _fail(engine: Engine, number: int, what: str) -> None:
+    raise SimulationError(f"I{number} under {engine.policy.name} at {engine.now_s:.6f} s: {what}")
+
+
+def check_decision(engine: Engine, event: Event, decision: Decision) -> None:
+    """I1: a decision is feasible on the event it was made on."""
+    wrong = violations(event, decision)
+    if wrong:
+        keeps = not decision.admit and not decision.preempt
+        if keeps and engine.by_ratio:
+            return  # running requests outgrew the ratio's estimate: retraction, not the policy, mends that
+        _fail(engine, 1, "; ".join(wrong))
+
+
+def check_state(engine: Engine) -> None:
+    """I2-I7: tokens and requests are conserved, and memory holds."""
+    cache, running = engine.cache, engine.running
+    users: dict[str, int] = {}
+    held = 0
+    for job in running.values():
+        users[job.agent] = users.get(job.agent, 0) + 1
+        held += job.held + engine.generated(job) - job.generated
+    if users != dict(cache.active):
+        _fail(engine, 2, f"prefix users {dict(cache.active)} but running requests use {users}")
+    prefixes = sum(engine.trace.agents[a] for a in users)
+    if cache.used != prefixes + held:
+        _fail(engine, 3, f"{cache.used} tokens in use, but prefixes {prefixes} + requests {held}")
+    if cache.used > cache.budget:
+        _fail(engine, 4, f"{cache.used} tokens in use exceed the budget {cache.budget}")
+    reserved = sum(job.request.reserve_tokens for job in running.values())
+    if reserved != engine.reserved:
+        _fail(engine, 5, f"reservations {engine.reserved}, but requests reserve {reserved}")
+    if not engine.by_ratio and prefixes + reserved > cache.budget:
+        _fail(engine, 5, f"prefixes {prefixes} + reservations {reserved} exceed {cache.budget}")
+    if engine.waiting.keys() & running.keys() or engine.jobs.keys() != engine.waiting.keys() | running.keys():
+        _fail(engine, 6, "a request is lost, or both waiting and running")
+    decoding = [job for job in running.values() if job.phase is Phase.DECODE]
+    left = sum(job.round.max_new_tokens - engine.generated(job) for job in decoding)
+    if len(decoding) != engine.decoding or left != engine.max_left:
+        _fail(engine, 7, f"{engine.decoding} requests with {engine.max_left} tokens left decode, not {left}")

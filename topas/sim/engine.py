@@ -1,0 +1,554 @@
+"""The engine: one GPU that either prefills or decodes, a KV pool, and a policy at its door.
+
+One turn of the loop is: take in what has happened, let the policy decide if anything changed, run the
+prefill that is waiting, else a run of decode steps up to the next event, else wait. docs/model.md numbers
+the rules and the invariants (:mod:`topas.sim.check`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from topas.decision import Decision
+from topas.errors import InputError, SimulationError
+from topas.event import Event, Params, Request
+from topas.online.tracker import LiveTask, Tracker
+from topas.policies import Policy, QueuePolicy, get_policy
+from topas.problem import compile_event
+from topas.profile import Profile
+from topas.score import decision_of
+from topas.sim.cache import KvCache
+from topas.sim.check import check_decision, check_state
+from topas.sim.decode import run_s, steps_until
+from topas.sim.job import Job, Phase
+from topas.sim.ratio import NewTokenRatio
+from topas.sim.result import Counters, SimResult, TaskResult, summarize
+from topas.trace import TaskSpec, Trace
+from topas.units import to_ns, to_s
+
+Recorder = Callable[[Event, Decision], None]
+IDLE_TURNS = 1000
+"""Turns without a token, an admission or a step of time after which the run is broken off."""
+FRUITLESS_DECISIONS = 20_000
+"""Decisions in a row without a finished request after which the run is broken off (livelock)."""
+
+
+def simulate(  # noqa: PLR0913  the run's independent inputs
+    trace: Trace,
+    policy: str | Policy,
+    profile: Profile,
+    *,
+    params: Params | None = None,
+    record: Recorder | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    check: bool = False,
+) -> SimResult:
+    """Play a trace under a policy.
+
+    Parameters
+    ----------
+    params : parameters of score and search; the engine's constants in them come from the profile.
+    record : called with every decision and the event it was made on.
+    clock : for the decision times only; nothing else depends on it.
+    check : verify every invariant after every turn (slow).
+
+    Raises
+    ------
+    InputError
+        if a request can never fit the profile's KV budget.
+    SimulationError
+        if the policy decides against the rules or the run stops making progress.
+    """
+    chosen = get_policy(policy) if isinstance(policy, str) else policy
+    refuse_unservable(trace, profile)
+    return Engine(trace, chosen, profile, params or Params(), record, clock, check=check).run()
+
+
+def refuse_unservable(trace: Trace, profile: Profile) -> None:
+    """Raise InputError for the first request whose prefix and reservation exceed the whole KV budget."""
+    for task in trace.tasks:
+        for stage, rounds in enumerate(task.rounds):
+            prefix = trace.agents[task.workflow.agents[stage]]
+            for index, spec in enumerate(rounds):
+                need = prefix + spec.reserve_tokens
+                if need > profile.kv_budget_tokens:
+                    raise InputError(
+                        f"needs {need} KV tokens (prefix {prefix}, input {spec.input_tokens}, "
+                        f"max_new {spec.max_new_tokens}); profile {profile.name} has {profile.kv_budget_tokens}",
+                        source=trace.name,
+                        field=f"tasks.{task.id}.stages.{task.workflow.dag.names[stage]}.rounds.{index}",
+                    )
+
+
+class Engine:
+    """State of one run; see :func:`simulate`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  see simulate
+        self,
+        trace: Trace,
+        policy: Policy,
+        profile: Profile,
+        params: Params,
+        record: Recorder | None,
+        clock: Callable[[], float],
+        *,
+        check: bool,
+    ) -> None:
+        self.trace, self.policy, self.profile = trace, policy, profile
+        self.record, self.clock, self.check = record, clock, check
+        self.tracker = Tracker(profile, params)
+        self.cache = KvCache(
+            profile.kv_budget_tokens,
+            trace.agents,
+            host=profile.host_cache,
+            swap_s_per_token=profile.swap_s_per_token,
+        )
+        self.ratio = NewTokenRatio()
+        self.by_ratio = profile.admission == "sglang"
+        self.now_s = 0.0
+        self.step = 0
+        self.jobs: dict[str, Job] = {}
+        self.waiting: dict[str, Job] = {}
+        self.running: dict[str, Job] = {}
+        self.decoding = 0
+        self.to_prefill: list[Job] = []
+        self.finishing: list[tuple[int, int, Job]] = []
+        self.reserved = 0
+        self.max_left = 0
+        self.changed = False
+        self.need: float = math.inf
+        self.specs: dict[str, TaskSpec] = {}
+        self.heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.serial = 0
+        self.results: dict[str, TaskResult] = {}
+        self.arrived = 0
+        self.smallest = min(
+            (r.reserve_tokens for t in trace.tasks for stage in t.rounds for r in stage), default=0
+        )
+        self.requests = self.steps = self.step_requests = self.peak = self.preemptions = 0
+        self.recomputed = self.events = self.fruitless = 0
+        self.decision_s: list[float] = []
+
+    # --- the loop -------------------------------------------------------------------------------------
+
+    def run(self) -> SimResult:
+        """Run to the end of the trace."""
+        self._at(self.trace.tasks[0].arrival_s, self._arrive)
+        idle = 0
+        while self.heap or self.running or self.waiting:
+            before = (self.now_s, self.step, len(self.running), self.requests)
+            self._take_in()
+            if self.changed:
+                self._schedule()
+            if self.check:
+                check_state(self)
+            if self.to_prefill:
+                self._prefill()
+            elif self.decoding:
+                self._decode()
+            elif self.heap:
+                self.now_s = max(self.now_s, self.heap[0][0])
+            elif self.waiting:
+                raise SimulationError(
+                    f"{self.policy.name} admits none of {len(self.waiting)} waiting requests "
+                    f"to an idle engine at {self.now_s:.3f} s"
+                )
+            idle = idle + 1 if before == (self.now_s, self.step, len(self.running), self.requests) else 0
+            if idle > IDLE_TURNS:
+                raise SimulationError(f"no progress at {self.now_s:.3f} s under {self.policy.name}")
+            if not self.running:
+                self.ratio.reset()
+        counters = Counters(
+            requests=self.requests,
+            steps=self.steps,
+            step_requests=self.step_requests,
+            peak_batch=self.peak,
+            prefix_loads=self.cache.loads,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed,
+            events=self.events,
+            decision_s=self.decision_s,
+        )
+        tasks = tuple(self.results[spec.id] for spec in self.trace.tasks)
+        return SimResult(
+            trace=self.trace.name,
+            policy=self.policy.name,
+            profile=self.profile.name,
+            tasks=tasks,
+            metrics=summarize(tasks, counters),
+            events=self.events,
+        )
+
+    def _at(self, time_s: float, what: Callable[[], None]) -> None:
+        self.serial += 1
+        heapq.heappush(self.heap, (time_s, self.serial, what))
+
+    def _take_in(self) -> None:
+        heap = self.heap
+        while heap and heap[0][0] <= self.now_s:
+            self.events += 1
+            heapq.heappop(heap)[2]()
+
+    # --- tasks ----------------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        spec = self.trace.tasks[self.arrived]
+        self.arrived += 1
+        if self.arrived < len(self.trace.tasks):
+            self._at(self.trace.tasks[self.arrived].arrival_s, self._arrive)
+        self.specs[spec.id] = spec
+        live = self.tracker.task_arrived(spec.id, spec.workflow, spec.arrival_s)
+        for stage, before in enumerate(spec.workflow.dag.before):
+            if not before:
+                self._ready(live, stage, 0)
+
+    def _ready(self, live: LiveTask, stage: int, index: int) -> None:
+        """Queue a round's request."""
+        spec = self.specs[live.id].rounds[stage][index]
+        profiled_ns = self.tracker.request_ready(live, stage, spec.input_tokens, spec.max_new_tokens)
+        name = live.dag.names[stage]
+        request = Request(
+            id=f"{live.id}/{name}/{index}",
+            task=live.id,
+            stage=name,
+            agent=live.workflow.agents[stage],
+            reserve_tokens=spec.reserve_tokens,
+            service_s=to_s(profiled_ns),
+            arrival_s=self.now_s,
+        )
+        job = Job(request, live, stage, index, spec, profiled_ns)
+        self.jobs[request.id] = job
+        self.waiting[request.id] = job
+        self.changed = True
+
+    def _finish(self, job: Job) -> None:
+        """Take a finished request out of the engine; its context stays as an evictable leftover."""
+        held = job.round.input_tokens + job.round.output_tokens
+        self.cache.used -= held
+        self.cache.leave_context(job.agent, job.live.id, job.stage, held)
+        self._leave_engine(job)
+        job.phase = Phase.DONE
+        job.generated = job.round.output_tokens
+        self.requests += 1
+        self.events += 1
+        self.fruitless = 0
+        job.service_ns += to_ns(self.now_s - job.start_s)
+        self.tracker.request_done(job.live, job.stage, job.service_ns)
+        self.changed = True
+        del self.jobs[job.request.id]
+        if job.round.tool_s > 0:
+            self._at(self.now_s + job.round.tool_s, lambda: self._round_over(job))
+        else:
+            self._round_over(job)
+
+    def _round_over(self, job: Job) -> None:
+        live, stage = job.live, job.stage
+        if job.round_index + 1 < len(self.specs[live.id].rounds[stage]):
+            self._ready(live, stage, job.round_index + 1)
+            return
+        for other in self.tracker.stage_done(live, stage):
+            self._ready(live, other, 0)
+        self.changed = True
+        if not live.left:
+            self.results[live.id] = TaskResult(live.id, live.arrival_s, self.now_s)
+            del self.specs[live.id]
+
+    # --- admission ------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Let the policy decide, if there is anything to decide."""
+        self.changed = False
+        self.need = math.inf
+        self.cache.trim(self.now_s)
+        if not self.waiting:
+            return
+        self.fruitless += 1
+        if self.fruitless > FRUITLESS_DECISIONS:
+            raise SimulationError(f"livelock at {self.now_s:.3f} s under {self.policy.name}")
+        if isinstance(self.policy, QueuePolicy):
+            self._admit_from_head(self.policy)
+        else:
+            event = self._event()
+            start = self.clock()
+            decision = self.policy.decide(event)
+            self.decision_s.append(self.clock() - start)
+            check_decision(self, event, decision)
+            if self.record:
+                self.record(event, decision)
+            self._carry_out(decision)
+            if self.by_ratio and self.waiting:
+                self.need = min(map(self._tokens_to_add, self.waiting.values()))
+        self.cache.trim(self.now_s)
+
+    def cached_tokens(self, request: Request) -> int:
+        """Return how many tokens of a waiting request's prompt are on the GPU."""
+        job = self.jobs[request.id]
+        return self.cache.cached(job.agent, job.live.id, job.stage, self._reusable(job))
+
+    def _admit_from_head(self, policy: QueuePolicy) -> None:
+        """Admit in the policy's order; stop at the first request that does not fit (SGLang's rule)."""
+        if len(self.running) >= self.profile.max_running or self._free() < self.smallest:
+            return
+        event = self._event() if self.record else None
+        start = self.clock()
+        jobs = self.waiting
+        order = sorted((job.request for job in jobs.values()), key=policy.rank(EngineView(self)))
+        admitted: list[str] = []
+        for request in order:
+            job = jobs[request.id]
+            need = self._tokens_to_add(job)
+            free = self._free()
+            # SGLang asks for strictly more than the need in its own mode (one token of overhead).
+            if (need >= free if self.by_ratio else need > free) or len(self.running) >= self.profile.max_running:
+                self.need = need
+                break
+            self._admit(job, 0)
+            admitted.append(request.id)
+        self.decision_s.append(self.clock() - start)
+        if self.record and event:
+            problem = compile_event(event)
+            index = {request.id: k for k, request in enumerate(problem.waiting)}
+            self.record(event, decision_of(problem, [index[name] for name in admitted], []))
+
+    def _tokens_to_add(self, job: Job) -> int:
+        """Return what admitting a request would take from the budget: reservation, and an idle prefix."""
+        return job.request.reserve_tokens + (
+            0 if job.agent in self.cache.active else self.trace.agents[job.agent]
+        )
+
+    def _free(self) -> float:
+        """Return the tokens not spoken for: Eq. 2, or SGLang's estimate with the new-token ratio."""
+        if not self.by_ratio:
+            prefixes = sum(self.trace.agents[a] for a in self.cache.active)
+            return self.profile.kv_budget_tokens - prefixes - self.reserved
+        entering = sum(j.max_left for j in self.running.values() if j.phase is not Phase.DECODE)
+        return self.profile.kv_budget_tokens - self.cache.used - self.ratio.value * self.max_left - entering
+
+    def _event(self) -> Event:
+        """Return the event of this instant."""
+        return self.tracker.event(
+            self.now_s,
+            self.profile.kv_budget_tokens,
+            self.trace.agents,
+            self.cache.resident,
+            [self._seen(job) for job in self.waiting.values()],
+            [self._seen(job) for job in self.running.values()],
+        )
+
+    def _seen(self, job: Job) -> Request:
+        """Return a request as the policy sees it now."""
+        base = job.request
+        generated = self.generated(job)
+        reserve = base.reserve_tokens
+        running = job.phase is not Phase.WAITING
+        if self.by_ratio and job.phase is Phase.DECODE:
+            left = job.round.max_new_tokens - generated
+            reserve += math.ceil(self.ratio.value * left) - left
+        return Request(
+            id=base.id,
+            task=base.task,
+            stage=base.stage,
+            agent=base.agent,
+            reserve_tokens=reserve,
+            service_s=self.tracker.service_s(job.live, job.stage, job.profiled_ns),
+            arrival_s=base.arrival_s,
+            cached_tokens=0 if running else self.cached_tokens(base),
+            generated_tokens=generated if running else 0,
+            credit_s=to_s(job.credit_ns) if running else 0.0,
+        )
+
+    def generated(self, job: Job) -> int:
+        """Return how many tokens a request has generated."""
+        return job.generated + (self.step - job.join_step if job.phase is Phase.DECODE else 0)
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Preempt, move idle prefixes off the GPU, admit in greedy order with credits."""
+        for name in decision.preempt:
+            self._preempt(self.running[name])
+        for agent in self.cache.resident:
+            if agent not in decision.resident and agent not in self.cache.active:
+                self.cache.evict_prefix(agent, self.now_s)
+        for name, credit_ns in zip(decision.admit, decision.credits_ns, strict=True):
+            self._admit(self.waiting[name], credit_ns)
+
+    def _reusable(self, job: Job) -> int:
+        """Return how many leading dynamic tokens may be cached: its stage's context, or its own kept KV."""
+        if self.profile.redo == "keep" and job.generated:
+            return job.round.input_tokens + job.generated
+        return job.round.reused_tokens
+
+    def _admit(self, job: Job, credit_ns: int) -> None:
+        del self.waiting[job.request.id]
+        self.running[job.request.id] = job
+        job.credit_ns = credit_ns
+        self.reserved += job.request.reserve_tokens
+        ready_s, job.cold = self.cache.acquire(job.agent, self.now_s)
+        job.held = job.round.input_tokens + job.generated
+        reused, there_s = 0, self.now_s
+        reusable = self._reusable(job)
+        if reusable:
+            reused, there_s = self.cache.take_context(job.agent, job.live.id, job.stage, reusable, self.now_s)
+        self.cache.used += job.held
+        job.prefill_tokens = job.held - reused
+        self.recomputed += max(job.generated - max(reused - job.round.input_tokens, 0), 0)
+        self.tracker.request_admitted(job.live, job.stage)
+        wait_s = max(ready_s, there_s)
+        if wait_s > self.now_s:
+            job.phase = Phase.LOADING
+            stamp = job.join_step = self.serial
+            self._at(wait_s, lambda: self._loaded(job, stamp))
+        else:
+            job.phase = Phase.PREFILL
+            self.to_prefill.append(job)
+
+    def _loaded(self, job: Job, stamp: int) -> None:
+        if job.phase is Phase.LOADING and job.join_step == stamp:
+            job.phase = Phase.PREFILL
+            self.to_prefill.append(job)
+            self.changed = True
+
+    def _leave_engine(self, job: Job) -> None:
+        """Give back a request's slot, reservation and prefix."""
+        del self.running[job.request.id]
+        self.reserved -= job.request.reserve_tokens
+        self.cache.release(job.agent)
+        if job.phase is Phase.DECODE:
+            self.decoding -= 1
+            self.max_left -= job.max_left - (self.step - job.join_step)
+        elif job.phase is Phase.PREFILL:
+            self.to_prefill = [other for other in self.to_prefill if other is not job]
+
+    def _preempt(self, job: Job, *, keep: bool | None = None) -> None:
+        """Put a running request back into the queue; what becomes of its KV is the profile's ``redo``."""
+        generated = self.generated(job)
+        held = job.held + generated - job.generated
+        self._leave_engine(job)
+        self.cache.used -= held
+        if self.profile.redo == "keep" if keep is None else keep:
+            computed = job.phase is Phase.DECODE
+            self.cache.leave_context(job.agent, job.live.id, job.stage, held if computed else 0)
+        if job.start_s >= 0:
+            if self.profile.redo == "decode":
+                job.service_ns = 0
+            else:
+                job.service_ns += to_ns(self.now_s - job.start_s)
+        job.start_s = -1.0
+        if self.profile.redo == "decode":
+            self.recomputed += generated
+            generated = 0
+        job.generated = generated
+        job.phase = Phase.WAITING
+        job.credit_ns = 0
+        job.held = 0
+        self.waiting[job.request.id] = job
+        self.preemptions += 1
+        self.tracker.request_preempted(job.live, job.stage)
+
+    # --- the GPU --------------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Run one prefill batch; it yields the first token of each of its requests."""
+        batch, self.to_prefill = self.to_prefill, []
+        tokens = sum(job.prefill_tokens + (self.trace.agents[job.agent] if job.cold else 0) for job in batch)
+        start_s = self.now_s
+        self.now_s += self.profile.prefill_base_s + tokens * self.profile.prefill_s_per_token
+        self.events += 1
+        for job in batch:
+            job.start_s = start_s
+            job.cold = False
+            job.generated += 1
+            job.held += 1
+            self.cache.used += 1
+            left = job.round.output_tokens - job.generated
+            job.phase = Phase.DECODE
+            job.join_step = self.step
+            job.finish_step = self.step + left
+            self.decoding += 1
+            self.max_left += job.max_left
+            if left:
+                self.serial += 1
+                heapq.heappush(self.finishing, (job.finish_step, self.serial, job))
+            else:
+                self._finish(job)
+        self.peak = max(self.peak, self.decoding)
+        if self.by_ratio:
+            self.changed = True
+
+    def _decode(self) -> None:
+        """Run equal decode steps until a request finishes, something happens, or memory matters."""
+        finishing = self.finishing
+        while finishing[0][2].finish_step != finishing[0][0] or finishing[0][2].phase is not Phase.DECODE:
+            heapq.heappop(finishing)
+        n = self.decoding
+        most = finishing[0][0] - self.step
+        if self.by_ratio:
+            room = (self.profile.kv_budget_tokens - self.cache.used) // n
+            if room == 0:
+                self._retract()
+                return
+            most = min(most, room)
+            if self.need < math.inf and len(self.running) < self.profile.max_running:
+                entering = sum(j.max_left for j in self.running.values() if j.phase is not Phase.DECODE)
+                free = self.profile.kv_budget_tokens - self.cache.used - entering
+                fits = self.ratio.steps_until_room(free, self.need, n, self.max_left, most)
+                self.changed = fits < most
+                most = fits
+        if self.heap:
+            steps = steps_until(self.profile, n, self.cache.used, self.heap[0][0] - self.now_s, most)
+        else:
+            steps = most
+        if steps < most:
+            self.changed = False
+        self.now_s += run_s(self.profile, n, self.cache.used, steps)
+        self.step += steps
+        self.steps += steps
+        self.step_requests += steps * n
+        self.events += 1
+        self.cache.used += steps * n
+        self.max_left -= steps * n
+        self.ratio.decay(steps)
+        while finishing and finishing[0][0] <= self.step:
+            step, _, job = heapq.heappop(finishing)
+            if job.phase is Phase.DECODE and job.finish_step == step:
+                self._finish(job)
+
+    def _retract(self) -> None:
+        """Take back the requests that have generated least until one more step fits (SGLang's rule)."""
+        order = sorted(
+            (job for job in self.running.values() if job.phase is Phase.DECODE),
+            key=lambda job: (-self.generated(job), job.round.input_tokens, job.request.id),
+        )
+        while len(self.running) > 1 and order:
+            self._preempt(order.pop(), keep=False)
+            if self.cache.used + len(order) <= self.profile.kv_budget_tokens:
+                break
+        self.ratio.retracted(
+            [self.generated(job) for job in order], [job.round.max_new_tokens for job in order]
+        )
+        self.changed = True
+
+
+class EngineView:
+    """The queue as a queue policy sees it (:class:`topas.policies.QueueView`)."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """Return the ready requests."""
+        return [job.request for job in self._engine.waiting.values()]
+
+    @property
+    def tasks(self) -> dict[str, LiveTask]:
+        """Return the tasks in progress."""
+        return self._engine.tracker.tasks
+
+    def cached(self, request: Request) -> int:
+        """Return how many prompt tokens are on the GPU."""
+        return self._engine.cached_tokens(request)

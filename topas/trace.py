@@ -1,0 +1,53 @@
+"""A trace: agents, workflows and the tasks that arrive, with what each request will really cost.
+
+This is what the simulator plays and what no policy sees ahead of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topas.workflow import Workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One LLM request of a stage (one ReAct round).
+
+    ``input_tokens`` is the dynamic suffix behind the agent's static prefix; ``reused_tokens`` of it,
+    from its start, repeat the stage's previous context. ``output_tokens`` are really generated,
+    ``max_new_tokens`` are what the client allowed. ``tool_s`` is the wait behind this round: before
+    the next round, or behind the last round before the stage is complete.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    max_new_tokens: int
+    tool_s: float = 0.0
+    reused_tokens: int = 0
+
+    @property
+    def reserve_tokens(self) -> int:
+        """Return d_r of Eq. 2: dynamic suffix and decode reservation."""
+        return self.input_tokens + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """One task: its workflow, arrival, and the rounds of every stage in the DAG's order."""
+
+    id: str
+    workflow: Workflow
+    arrival_s: float
+    rounds: tuple[tuple[Round, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Tasks in order of arrival over a set of agents; ``agents`` gives each static prefix in tokens."""
+
+    name: str
+    agents: Mapping[str, int]
+    workflows: Mapping[str, Workflow]
+    tasks: tuple[TaskSpec, ...]

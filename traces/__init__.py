@@ -1,0 +1,1 @@
+"""Traces: their format, the workload generators and the importers."""

@@ -1,0 +1,69 @@
+"""The workload generators by name: what the paper runs, as traces.
+
+Each module says what it takes from the paper and what it assumes. Arrivals are Poisson; arrivals and
+lengths are drawn from separate streams of the seed, so a change of rate, prefix or lengths leaves the
+rest of a trace as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from topas.errors import InputError
+from topas.trace import Trace
+from traces.workloads.figure_2 import figure_2
+from traces.workloads.metagpt import SOP, TL, metagpt
+from traces.workloads.options import WorkloadOptions
+from traces.workloads.synthetic import CHAIN_3, DAG_4, DAG_10_WIDE, synthetic
+from traces.workloads.two_agent import RATE_PER_S, two_agent
+
+__all__ = ["DEFAULT_RATE_PER_S", "FIXED", "WORKLOADS", "WorkloadOptions", "generate"]
+
+Generator = Callable[[float, int, int, WorkloadOptions], Trace]
+"""Arrival rate in tasks a second, number of tasks, seed and options to a trace."""
+
+WORKLOADS: Mapping[str, Generator] = {
+    "chain-3": partial(synthetic, "chain-3", CHAIN_3),
+    "dag-4": partial(synthetic, "dag-4", DAG_4),
+    "dag-10-wide": partial(synthetic, "dag-10-wide", DAG_10_WIDE),
+    "metagpt-sop": partial(metagpt, "metagpt-sop", SOP),
+    "metagpt-tl": partial(metagpt, "metagpt-tl", TL),
+    "two-agent": two_agent,
+    "figure-2": lambda _rate_per_s, _tasks, _seed, _options: figure_2(),
+}
+
+DEFAULT_RATE_PER_S: Mapping[str, float] = {"two-agent": RATE_PER_S}
+"""Arrival rates of the workloads that have one of their own."""
+
+FIXED = frozenset({"figure-2"})
+"""Workloads that are one trace: rate, tasks and seed do not change them."""
+
+
+def generate(
+    name: str, *, rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions = WorkloadOptions()
+) -> Trace:
+    """Return a trace of a named workload.
+
+    Parameters
+    ----------
+    name : a key of :data:`WORKLOADS`.
+    rate_per_s : mean arrivals a second (of all tasks together).
+    tasks : number of tasks; for ``two-agent`` of each agent.
+    seed : of arrivals and lengths.
+    options : lengths and their spread.
+
+    Raises
+    ------
+    InputError
+        if the name is unknown, a number is out of range, or an option has no meaning for the workload.
+    """
+    if name not in WORKLOADS:
+        raise InputError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}", field="workload")
+    if options.order is not None and name != "two-agent":
+        raise InputError(f"only two-agent has an order, not {name}", field="order")
+    if name in FIXED and options.given():
+        raise InputError(f"{name} is one fixed trace without options", field=options.given()[0])
+    if tasks < 1:
+        raise InputError(f"expected at least one task, found {tasks}", field="tasks")
+    return WORKLOADS[name](rate_per_s, tasks, seed, options)

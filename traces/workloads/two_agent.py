@@ -1,0 +1,32 @@
+"""The paper's two-agent microbenchmark (section II, Table I): independent requests of two agents.
+
+From the paper: n requests for each of agents A and B, distinct long prefixes, one dynamic suffix and one
+decode length for all, and the same requests either alternating (A, B, A, B, ...) or grouped (all of A
+arrive first).
+
+Assumed: the lengths and the mean gap of 2.3 s between arrivals. They come from fitting Table I
+together with the engine's constants, and that fit is not unique.
+"""
+
+from __future__ import annotations
+
+from topas.trace import Trace
+from traces.arrivals import poisson_arrivals
+from traces.workloads.options import WorkloadOptions
+from traces.workloads.plan import Plan, plain_stage, realize
+
+PREFIX_TOKENS = 9015
+INPUT_TOKENS = 430
+OUTPUT_TOKENS = 946
+RATE_PER_S = 1 / 2.3
+"""Default arrival rate, over the requests of both agents."""
+
+
+def two_agent(rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions) -> Trace:
+    """Return ``2 * tasks`` one-stage tasks, ``tasks`` for each agent, alternating unless told otherwise."""
+    lengths = options.lengths(PREFIX_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS)
+    workflows = {agent: {agent: plain_stage(agent, (), lengths)} for agent in "AB"}
+    agents = dict.fromkeys("AB", lengths.prefix_tokens)
+    plan = Plan("two-agent", agents, workflows, lengths.input_sigma, lengths.output_sigma)
+    sequence = ["A"] * tasks + ["B"] * tasks if options.order == "grouped" else ["A", "B"] * tasks
+    return realize(plan, sequence, poisson_arrivals(2 * tasks, rate_per_s, seed), seed)
