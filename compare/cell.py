@@ -1,10 +1,10 @@
-"""A cell: one policy on one trace with one engine profile, and the key under which its result is kept."""
+"""A cell: one policy on one trace on one engine, and the key under which its result is kept."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -16,7 +16,8 @@ from topas.files import read_file
 from topas.profile import Profile
 from topas.trace import Trace
 from traces.format import read_trace
-from traces.workloads import WorkloadOptions, generate
+from traces.load import rate_for_load
+from traces.workloads import FIXED, WorkloadOptions, generate
 
 COUNTS = ("peak_batch", "prefix_loads", "preemptions", "recomputed_tokens", "decisions")
 """Metrics that are whole numbers."""
@@ -60,6 +61,32 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """A workload that is one trace: neither rate nor seed changes it."""
+
+    workload: str
+    tasks: int
+    rate_per_s: ClassVar[float | None] = None
+    load: ClassVar[float | None] = None
+    seed: ClassVar[int | None] = None
+
+    @classmethod
+    def of(cls, workload: str, options: WorkloadOptions) -> Fixed:
+        """Count its tasks.
+
+        Raises
+        ------
+        InputError
+            if an option is given: it has none.
+        """
+        return cls(workload, len(_fixed(workload, options).tasks))
+
+    def trace(self) -> Trace:
+        """Return the trace."""
+        return _fixed(self.workload, WorkloadOptions())
+
+
+@dataclass(frozen=True, slots=True)
 class TraceFile:
     """A trace that stands in a file and is used as it is; ``workload`` is the file's path as given."""
 
@@ -95,7 +122,11 @@ class TraceFile:
         return read_trace(self.workload)
 
 
-Source = Generated | TraceFile
+Source = Generated | Fixed | TraceFile
+
+
+def _fixed(workload: str, options: WorkloadOptions) -> Trace:
+    return generate(workload, rate_per_s=1.0, tasks=1, seed=0, options=options)
 
 
 @lru_cache(maxsize=4)
@@ -106,15 +137,12 @@ def trace_of(source: Source) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the simulator; everything that its result depends on.
-
-    ``params`` are the score's and the search's parameters, None for the defaults.
-    """
+    """One run of the simulator: everything that its result depends on."""
 
     source: Source
     policy: str
     profile: Profile
-    params: Params | None = None
+    params: Params = Params()
 
     def content(self) -> dict[str, Any]:
         """Return the cell as a JSON object."""
@@ -122,7 +150,7 @@ class Cell:
             "trace": {"kind": type(self.source).__name__, **asdict(self.source)},
             "policy": self.policy,
             "profile": self.profile.model_dump(mode="json"),
-            "params": None if self.params is None else asdict(self.params),
+            "params": asdict(self.params),
         }
 
     def key(self) -> str:
@@ -134,18 +162,11 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        """One line for messages: ``dag-4 at load 0.5, seed 1, lpm``."""
-        point = () if self.source.rate_per_s is None else (f"at {self.point}",)
-        seed = () if self.source.seed is None else (f"seed {self.source.seed}",)
-        return ", ".join((" ".join((self.source.workload, *point)), *seed, self.policy))
-
-    @property
-    def point(self) -> str:
-        """The operating point in words."""
-        source = self.source
-        if source.load is not None:
-            return f"load {source.load:g}"
-        return "as recorded" if source.rate_per_s is None else f"{source.rate_per_s:g} tasks/s"
+        """One line for messages: ``dag-4, load 0.5, seed 1, lpm``."""
+        load, rate, seed = self.source.load, self.source.rate_per_s, self.source.seed
+        place = f"load {load:g}" if load is not None else "" if rate is None else f"{rate:g} tasks/s"
+        parts = (self.source.workload, place, "" if seed is None else f"seed {seed}", self.policy)
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +175,52 @@ class Result:
 
     cell: Cell
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Operating points and draws of generated workloads.
+
+    ``at`` are arrival rates in tasks a second or, if ``loads``, shares of the one-prefix-at-a-time rate.
+    """
+
+    at: tuple[float, ...]
+    loads: bool
+    seeds: tuple[int, ...]
+    tasks: int
+    options: WorkloadOptions
+
+
+def sources_of(workload: str, points: Points, profile: Profile) -> list[Source]:
+    """Return the traces of a named workload; a load is turned into a rate with each seed's own lengths.
+
+    Raises
+    ------
+    InputError
+        if a number is out of range or an option has no meaning for the workload.
+    """
+    options, tasks = points.options, points.tasks
+    if workload in FIXED:
+        return [Fixed.of(workload, options)]
+    if not points.loads:
+        return [
+            Generated(workload, rate, tasks, seed, options) for rate in points.at for seed in points.seeds
+        ]
+    return [
+        Generated(
+            workload, rate_for_load(workload, load, profile, tasks, seed, options), tasks, seed, options, load
+        )
+        for load in points.at
+        for seed in points.seeds
+    ]
+
+
+def cells_of(
+    sources: Iterable[Source], policies: Iterable[str], profile: Profile, params: Params
+) -> tuple[Cell, ...]:
+    """Return a cell a trace and policy, the policies of one trace next to each other."""
+    policies = tuple(policies)
+    return tuple(Cell(source, policy, profile, params) for source in sources for policy in policies)
 
 
 def canonical(value: object) -> str:

@@ -61,11 +61,15 @@ def draw(comparison: Comparison) -> Figure:
             _panel(panel, [one for one in summaries if one.metric == metric], comparison.policies)
             if column == 0:
                 panel.set_ylabel(f"{name} (s)")
-        axes[0][column].set_title(workload if len({key[1] for key in columns}) == 1 else f"{workload}, {profile}")
+        axes[0][column].set_title(
+            workload if len({key[1] for key in columns}) == 1 else f"{workload}, {profile}"
+        )
         axes[-1][column].set_xlabel("arrival rate (tasks/s)")
     lines = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
     shown = [policy for policy in comparison.policies if policy in lines]
-    figure.legend([lines[policy] for policy in shown], shown, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(
+        [lines[policy] for policy in shown], shown, loc="outside lower center", ncols=5, frameon=False
+    )
     return figure
 
 

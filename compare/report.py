@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 from tabulate import tabulate
 
-from compare.cell import COUNTS, METRICS, TIMINGS, Cell, Generated, Result
+from compare.cell import COUNTS, METRICS, TIMINGS, Cell, Fixed, Result, TraceFile
 from compare.run import Outcome
 from compare.stats import COMPARED, Change, Point, Summary, best_of, summarise
 from topas.files import whole_file
@@ -224,27 +224,34 @@ def _what_was_run(comparison: Comparison) -> str:
         own = [cell for cell in cells if cell.source.workload == workload]
         lines.append(f"- Workload `{workload}`: {_trace_in_words(own)}.")
     for profile in dict.fromkeys(cell.profile for cell in cells):
-        lines.append(f"- Profile `{profile.name}`: {_named(profile.model_dump(exclude={'format', 'name', 'note'}))}.")
+        lines.append(
+            f"- Profile `{profile.name}`: {_named(profile.model_dump(exclude={'format', 'name', 'note'}))}."
+        )
     for params in dict.fromkeys(cell.params for cell in cells):
-        lines.append(f"- Parameters: {'the defaults' if params is None else _named(asdict(params))}.")
-    names = [f"`{policy}`" + " (baseline)" * (policy in comparison.baselines) for policy in comparison.policies]
+        lines.append(f"- Parameters: beta {params.beta}, rho {params.rho}, M {params.M}, K {params.K}.")
+    names = [
+        f"`{policy}`" + " (baseline)" * (policy in comparison.baselines) for policy in comparison.policies
+    ]
     return "\n".join([*lines, f"- Policies: {', '.join(names)}."])
 
 
 def _trace_in_words(cells: Sequence[Cell]) -> str:
     source = cells[0].source
-    if not isinstance(source, Generated):
-        return f"a trace of {source.tasks} tasks as recorded, SHA-256 `{source.sha256}`"
-    seeds = dict.fromkeys(str(cell.source.seed) for cell in cells)
-    points = dict.fromkeys(_point_in_words(Point(cell.source.load, cell.source.rate_per_s)) for cell in cells)
-    return (
-        f"{source.tasks} tasks, seeds {', '.join(seeds)}, {'; '.join(points)}; {_named(asdict(source.options))}"
-    )
+    if isinstance(source, TraceFile):
+        return f"a trace of {source.tasks} tasks, used as it is, SHA-256 `{source.sha256}`"
+    if isinstance(source, Fixed):
+        return f"{source.tasks} tasks, fixed"
+    loads = dict.fromkeys(f"{one.source.load:g}" for one in cells if one.source.load is not None)
+    rates = dict.fromkeys(f"{one.source.rate_per_s:g}" for one in cells)
+    at = f"loads {', '.join(loads)}" if loads else f"rates {', '.join(rates)} tasks/s"
+    seeds = dict.fromkeys(str(one.source.seed) for one in cells)
+    options = _named(asdict(source.options)) or "default lengths"
+    return f"{source.tasks} tasks, {at}, seeds {', '.join(seeds)}, {options}"
 
 
 def _point_in_words(point: Point) -> str:
     if point.rate_per_s is None:
-        return "as recorded"
+        return "as it is"
     rate = f"{point.rate_per_s:.4g} tasks/s"
     return rate if point.load is None else f"load {point.load:g} ({rate})"
 
@@ -283,7 +290,9 @@ def _average_table(comparison: Comparison) -> str:
             rival = own[best_of(metric, rivals)] if rivals else None
             shown = [own.get(policy) for policy in others]
             best = _best_value(metric, (one for one in (rival, *shown) if one is not None))
-            first = "failed" if rival is None else f"`{rival.policy}` {_markdown_cell(rival, best, paired=False)}"
+            first = (
+                "failed" if rival is None else f"`{rival.policy}` {_markdown_cell(rival, best, paired=False)}"
+            )
             cells = [_markdown_cell(one, best, paired=False) for one in shown]
             rows.append([f"`{workload}`", profile.name, metric, first, *cells])
     return _markdown_table(["workload", "profile", "metric", "best baseline", *others], rows)

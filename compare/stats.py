@@ -31,6 +31,9 @@ COMPARED = LOWER_IS_BETTER + HIGHER_IS_BETTER
 
 CONFIDENCE = 0.95
 
+Sample = Mapping[tuple[float | None, int | None], float]
+"""Values of one policy by operating point and seed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -52,7 +55,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An operating point; ``load`` is None where rates were given, both are None for a trace file."""
+    """An operating point; ``load`` is None where rates were given, both are None for a fixed trace.
+
+    The rate of a load may differ from seed to seed where lengths do; then it is their mean.
+    """
 
     load: float | None
     rate_per_s: float | None
@@ -92,11 +98,6 @@ def best_of(metric: str, values: Mapping[str, float]) -> str:
     return choose(values, key=lambda policy: values[policy])
 
 
-def point_of(result: Result) -> Point:
-    """Return the operating point of a result."""
-    return Point(result.cell.source.load, result.cell.source.rate_per_s)
-
-
 def summarise(results: Iterable[Result], baselines: Collection[str]) -> tuple[Summary, ...]:
     """Summarise every metric that a rerun reproduces: at each operating point, then over all of them.
 
@@ -115,20 +116,38 @@ def summarise(results: Iterable[Result], baselines: Collection[str]) -> tuple[Su
     return tuple(
         Summary(workload, profile, point, metric, *row)
         for (workload, profile), members in settings.items()
-        for point in (*dict.fromkeys(map(point_of, members)), None)
+        for point, inside in (*_points(members).items(), (None, members))
         for metric in METRICS
         if metric not in TIMINGS
-        for row in _rows([one for one in members if point in (None, point_of(one))], metric, baselines)
+        for row in _rows(inside, metric, baselines)
     )
+
+
+def _place(result: Result) -> float | None:
+    source = result.cell.source
+    return source.rate_per_s if source.load is None else source.load
+
+
+def _points(results: Iterable[Result]) -> dict[Point, list[Result]]:
+    places: dict[float | None, list[Result]] = {}
+    for result in results:
+        places.setdefault(_place(result), []).append(result)
+    return {_point(members): members for members in places.values()}
+
+
+def _point(results: Sequence[Result]) -> Point:
+    rates = {one.cell.source.seed: one.cell.source.rate_per_s for one in results}
+    known = [rate for rate in rates.values() if rate is not None]
+    return Point(results[0].cell.source.load, fmean(known) if known else None)
 
 
 def _rows(
     results: Sequence[Result], metric: str, baselines: Collection[str]
 ) -> Iterator[tuple[str, int, float, Change | None]]:
     """Yield policy, cells, value and change of one metric in one setting."""
-    samples: dict[str, dict[tuple[Point, int | None], float]] = {}
+    samples: dict[str, dict[tuple[float | None, int | None], float]] = {}
     for result in results:
-        drawn = (point_of(result), result.cell.source.seed)
+        drawn = (_place(result), result.cell.source.seed)
         samples.setdefault(result.cell.policy, {})[drawn] = result.metrics[metric]
     draws = {drawn for sample in samples.values() for drawn in sample}
     samples = {policy: sample for policy, sample in samples.items() if sample.keys() == draws}
@@ -146,6 +165,6 @@ def _rows(
         yield policy, len(draws), value, change
 
 
-def _by_seed(sample: Mapping[tuple[Point, int | None], float]) -> dict[int | None, float]:
+def _by_seed(sample: Sample) -> dict[int | None, float]:
     seeds = dict.fromkeys(seed for _, seed in sample)
     return {seed: fmean(value for (_, own), value in sample.items() if own == seed) for seed in seeds}

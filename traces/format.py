@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from topas.errors import InputError
 from topas.files import whole_file
 from topas.schema import MAX_BYTES, parse_json, validate
 from topas.trace import Round, TaskSpec, Trace
 from topas.workflow import StageProfile, Workflow, dag_of
-from traces.schema import HeaderRow, RoundRow, TaskRow, WorkflowRow
+from traces.schema import HeaderRow, ProfileRow, RoundRow, TaskRow, WorkflowRow
 
 FORMAT = "topas-trace/1"
 
@@ -87,7 +87,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """
     with whole_file(path, "wb") as stream:
         for line in trace_lines(trace):
-            stream.write(line)  # type: ignore[arg-type]  opened as binary
+            cast("IO[bytes]", stream).write(line)
 
 
 def trace_lines(trace: Trace) -> Iterator[bytes]:
@@ -153,8 +153,12 @@ def _workflow(name: str, row: WorkflowRow, header: HeaderRow) -> Workflow:
         name,
         dag,
         tuple(spec.agent for spec in specs),
-        tuple(spec.profile and StageProfile(**spec.profile.model_dump()) for spec in specs),
+        tuple(None if spec.profile is None else _profile_of(spec.profile) for spec in specs),
     )
+
+
+def _profile_of(row: ProfileRow) -> StageProfile:
+    return StageProfile(row.rounds, row.input_tokens, row.max_new_tokens)
 
 
 def _task(row: TaskRow, workflows: Mapping[str, Workflow]) -> TaskSpec:

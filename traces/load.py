@@ -8,7 +8,7 @@ from statistics import fmean
 from topas.errors import InputError
 from topas.profile import Profile
 from topas.trace import Round, Trace
-from traces.workloads import WorkloadOptions, generate
+from traces.workloads import DEFAULT_OPTIONS, WorkloadOptions, generate
 
 
 def one_prefix_rate_per_s(trace: Trace, profile: Profile) -> float:
@@ -43,13 +43,13 @@ def one_prefix_rate_per_s(trace: Trace, profile: Profile) -> float:
     return 1 / cost_s
 
 
-def rate_for_load(
+def rate_for_load(  # noqa: PLR0913, PLR0917  a workload's own arguments, a load and a profile
     name: str,
     load: float,
     profile: Profile,
     tasks: int,
     seed: int,
-    options: WorkloadOptions = WorkloadOptions(),
+    options: WorkloadOptions = DEFAULT_OPTIONS,
 ) -> float:
     """Return the arrival rate that gives a workload this load; lengths do not depend on the rate.
 
@@ -79,8 +79,6 @@ def _cost_s(spec: Round, prefix_tokens: int, profile: Profile) -> float:
     fitting = (profile.kv_budget_tokens - prefix_tokens) // spec.reserve_tokens
     n = max(1, min(profile.max_running, fitting))
     kv_tokens = prefix_tokens + n * (spec.input_tokens + spec.output_tokens / 2)
-    step_s = (
-        profile.decode_base_s + n * profile.decode_s_per_seq + profile.decode_s_per_kv_token * kv_tokens
-    )
+    step_s = profile.decode_base_s + n * profile.decode_s_per_seq + profile.decode_s_per_kv_token * kv_tokens
     prefill_s = (spec.input_tokens - spec.reused_tokens) * profile.prefill_s_per_token
     return prefill_s + spec.output_tokens * step_s / n

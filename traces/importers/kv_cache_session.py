@@ -95,6 +95,6 @@ def _entry(raw: dict[str, Any], k: int, source: str) -> Entry:
         expected = f"expected 'n', 's' or 'subagent', found {kind!r:.60}"
         raise InputError(expected, source=source, field=f"requests.{k}.type")
     try:
-        return validate(SubAgent if kind == "subagent" else PlainRequest, raw)
+        return validate(SubAgent, raw) if kind == "subagent" else validate(PlainRequest, raw)
     except InputError as error:
         raise InputError(error.expected, source=source, field=f"requests.{k}.{error.field}") from None

@@ -12,25 +12,27 @@ from functools import partial
 
 from topas.errors import InputError
 from topas.trace import Trace
+from traces.arrivals import poisson_arrivals
 from traces.workloads.figure_2 import figure_2
 from traces.workloads.metagpt import SOP, TL, metagpt
-from traces.workloads.options import WorkloadOptions
+from traces.workloads.options import DEFAULT_OPTIONS, WorkloadOptions
+from traces.workloads.plan import Plan, realize
 from traces.workloads.synthetic import CHAIN_3, DAG_4, DAG_10_WIDE, synthetic
 from traces.workloads.two_agent import RATE_PER_S, two_agent
 
-__all__ = ["DEFAULT_RATE_PER_S", "FIXED", "WORKLOADS", "WorkloadOptions", "generate"]
+__all__ = ["DEFAULT_OPTIONS", "DEFAULT_RATE_PER_S", "FIXED", "WORKLOADS", "WorkloadOptions", "generate"]
 
-Generator = Callable[[float, int, int, WorkloadOptions], Trace]
-"""Arrival rate in tasks a second, number of tasks, seed and options to a trace."""
+Planner = Callable[[int, WorkloadOptions], Plan]
+"""Number of tasks and options to the plan of a workload."""
 
-WORKLOADS: Mapping[str, Generator] = {
+WORKLOADS: Mapping[str, Planner] = {
     "chain-3": partial(synthetic, "chain-3", CHAIN_3),
     "dag-4": partial(synthetic, "dag-4", DAG_4),
     "dag-10-wide": partial(synthetic, "dag-10-wide", DAG_10_WIDE),
     "metagpt-sop": partial(metagpt, "metagpt-sop", SOP),
     "metagpt-tl": partial(metagpt, "metagpt-tl", TL),
     "two-agent": two_agent,
-    "figure-2": lambda _rate_per_s, _tasks, _seed, _options: figure_2(),
+    "figure-2": figure_2,
 }
 
 DEFAULT_RATE_PER_S: Mapping[str, float] = {"two-agent": RATE_PER_S}
@@ -41,7 +43,7 @@ FIXED = frozenset({"figure-2"})
 
 
 def generate(
-    name: str, *, rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions = WorkloadOptions()
+    name: str, *, rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions = DEFAULT_OPTIONS
 ) -> Trace:
     """Return a trace of a named workload.
 
@@ -66,4 +68,6 @@ def generate(
         raise InputError(f"{name} is one fixed trace without options", field=options.given()[0])
     if tasks < 1:
         raise InputError(f"expected at least one task, found {tasks}", field="tasks")
-    return WORKLOADS[name](rate_per_s, tasks, seed, options)
+    plan = WORKLOADS[name](tasks, options)
+    drawn_s = poisson_arrivals(len(plan.sequence), rate_per_s, seed)
+    return realize(plan, plan.arrivals_s or drawn_s, seed)

@@ -6,11 +6,11 @@ multi-turn traces with variable call lengths, from real prompts of the SoftwareD
 
 The paper does not state the prefixes; those here stand for MetaGPT's role prompts, in rounded tokens.
 
-Assumed as well: all other numbers. Outputs are lognormal (sigma 0.5) around a mean of the role and clipped to the
-allowance of twice that mean. Inputs are lognormal (sigma 0.3) around a mean that grows by a fixed step
-along the path, as documents pile up. The Engineer takes two or three ReAct rounds and the QaEngineer one
-or two; each round after the first repeats the conversation so far (which it may reuse) and adds a tool
-result of 300 tokens on average after a wait of 2 s.
+Assumed as well: all other numbers. Outputs are lognormal (sigma 0.5) around a mean of the role and
+clipped to the allowance of twice that mean. Inputs are lognormal (sigma 0.3) around a mean that grows by
+a fixed step along the path, as documents pile up. The Engineer takes two or three ReAct rounds and the
+QaEngineer one or two; each round after the first repeats the conversation so far (which it may reuse) and
+adds a tool result of 300 tokens on average after a wait of 2 s.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topas.trace import Trace
-from traces.arrivals import poisson_arrivals
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, StagePlan, realize
+from traces.workloads.plan import Plan, StagePlan
 
 INPUT_SIGMA = 0.3
 OUTPUT_SIGMA = 0.5
@@ -64,9 +62,7 @@ TL = (
 )
 
 
-def metagpt(
-    name: str, path: Sequence[str], rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions
-) -> Trace:
+def metagpt(name: str, path: Sequence[str], tasks: int, options: WorkloadOptions) -> Plan:
     """Return tasks that walk ``path``, a sequence of roles; the stages are ``s1-ROLE``, ``s2-ROLE``, ..."""
     roles = sorted(set(path))
     prefixes = _scaled([ROLES[role].prefix_tokens for role in roles], options.prefix_tokens)
@@ -89,14 +85,14 @@ def metagpt(
         )
         for k, role in enumerate(path)
     }
-    plan = Plan(
+    return Plan(
         name,
         dict(zip(roles, prefixes, strict=True)),
         {name: stages},
+        [name] * tasks,
         INPUT_SIGMA if options.input_sigma is None else options.input_sigma,
         OUTPUT_SIGMA if options.output_sigma is None else options.output_sigma,
     )
-    return realize(plan, [name] * tasks, poisson_arrivals(tasks, rate_per_s, seed), seed)
 
 
 def _scaled(tokens: Sequence[int], largest: int | None) -> list[int]:

@@ -88,3 +88,6 @@ class WorkloadOptions:
     def given(self) -> list[str]:
         """Return the names of the options that were set."""
         return [item.name for item in fields(self) if getattr(self, item.name) is not None]
+
+
+DEFAULT_OPTIONS = WorkloadOptions()

@@ -46,24 +46,27 @@ class StagePlan:
 
 def plain_stage(agent: str, after: Sequence[str], lengths: Lengths) -> StagePlan:
     """Return a stage of one request."""
-    return StagePlan(
-        agent, tuple(after), lengths.input_tokens, lengths.output_tokens, lengths.max_new_tokens
-    )
+    return StagePlan(agent, tuple(after), lengths.input_tokens, lengths.output_tokens, lengths.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Agents with their prefixes in tokens, workflows as stages by name, and the spread of lengths."""
+    """Agents with their prefixes in tokens, workflows as stages by name, and the spread of lengths.
+
+    Task k runs workflow ``sequence[k]``, and arrives at ``arrivals_s[k]`` if the workload says when.
+    """
 
     name: str
     agents: Mapping[str, int]
     workflows: Mapping[str, Mapping[str, StagePlan]]
+    sequence: Sequence[str]
     input_sigma: float = 0.0
     output_sigma: float = 0.0
+    arrivals_s: Sequence[float] | None = None
 
 
-def realize(plan: Plan, sequence: Sequence[str], arrivals_s: Sequence[float], seed: int) -> Trace:
-    """Return the trace in which task k runs workflow ``sequence[k]`` from ``arrivals_s[k]``.
+def realize(plan: Plan, arrivals_s: Sequence[float], seed: int) -> Trace:
+    """Return the trace of a plan whose task k arrives at ``arrivals_s[k]``.
 
     Each task draws from its own stream, and draws the same whatever the means, spreads and caps are:
     traces of one seed differ only in what was changed on purpose.
@@ -77,9 +80,9 @@ def realize(plan: Plan, sequence: Sequence[str], arrivals_s: Sequence[float], se
         for stage in stages.values():
             _check_allowance(stage, plan.output_sigma)
     workflows = {name: _workflow(name, stages) for name, stages in plan.workflows.items()}
-    width = len(str(len(sequence) - 1))
+    width = len(str(len(plan.sequence) - 1))
     tasks = []
-    for k, (name, arrival_s) in enumerate(zip(sequence, arrivals_s, strict=True)):
+    for k, (name, arrival_s) in enumerate(zip(plan.sequence, arrivals_s, strict=True)):
         rng = np.random.default_rng([_STREAM, seed, k])
         drawn = {stage: _rounds(spec, plan, rng) for stage, spec in plan.workflows[name].items()}
         rounds = tuple(drawn[stage] for stage in workflows[name].dag.names)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topas.trace import Trace
-from traces.arrivals import poisson_arrivals
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, plain_stage, realize
+from traces.workloads.plan import Plan, plain_stage
 
 PREFIX_TOKENS = 9000
 INPUT_TOKENS = 400
@@ -26,15 +24,12 @@ Shape = Mapping[str, Sequence[str]]
 _BRANCHES = tuple("BCDEFGHI")
 CHAIN_3: Shape = {"A": (), "B": ("A",), "C": ("B",)}
 DAG_4: Shape = {"A": (), "B": ("A",), "C": ("A",), "D": ("B", "C")}
-DAG_10_WIDE: Shape = {"A": (), **{branch: ("A",) for branch in _BRANCHES}, "J": _BRANCHES}
+DAG_10_WIDE: Shape = {"A": (), **dict.fromkeys(_BRANCHES, ("A",)), "J": _BRANCHES}
 
 
-def synthetic(
-    name: str, shape: Shape, rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions
-) -> Trace:
+def synthetic(name: str, shape: Shape, tasks: int, options: WorkloadOptions) -> Plan:
     """Return tasks of one shape (stage -> its predecessors), one agent a stage, equal mean lengths."""
     lengths = options.lengths(PREFIX_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS)
     stages = {stage: plain_stage(stage, after, lengths) for stage, after in shape.items()}
     agents = dict.fromkeys(shape, lengths.prefix_tokens)
-    plan = Plan(name, agents, {name: stages}, lengths.input_sigma, lengths.output_sigma)
-    return realize(plan, [name] * tasks, poisson_arrivals(tasks, rate_per_s, seed), seed)
+    return Plan(name, agents, {name: stages}, [name] * tasks, lengths.input_sigma, lengths.output_sigma)

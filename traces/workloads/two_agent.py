@@ -10,10 +10,8 @@ together with the engine's constants, and that fit is not unique.
 
 from __future__ import annotations
 
-from topas.trace import Trace
-from traces.arrivals import poisson_arrivals
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, plain_stage, realize
+from traces.workloads.plan import Plan, plain_stage
 
 PREFIX_TOKENS = 9015
 INPUT_TOKENS = 430
@@ -22,11 +20,10 @@ RATE_PER_S = 1 / 2.3
 """Default arrival rate, over the requests of both agents."""
 
 
-def two_agent(rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions) -> Trace:
+def two_agent(tasks: int, options: WorkloadOptions) -> Plan:
     """Return ``2 * tasks`` one-stage tasks, ``tasks`` for each agent, alternating unless told otherwise."""
     lengths = options.lengths(PREFIX_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS)
     workflows = {agent: {agent: plain_stage(agent, (), lengths)} for agent in "AB"}
     agents = dict.fromkeys("AB", lengths.prefix_tokens)
-    plan = Plan("two-agent", agents, workflows, lengths.input_sigma, lengths.output_sigma)
     sequence = ["A"] * tasks + ["B"] * tasks if options.order == "grouped" else ["A", "B"] * tasks
-    return realize(plan, sequence, poisson_arrivals(2 * tasks, rate_per_s, seed), seed)
+    return Plan("two-agent", agents, workflows, sequence, lengths.input_sigma, lengths.output_sigma)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +58,3 @@ def replayed(recording: Recording, *, rate_per_s: float, tasks: int, seed: int) 
     workflows = {spec.workflow.name: spec.workflow for spec in specs}
     used = sorted({agent for workflow in workflows.values() for agent in workflow.agents})
     return Trace(recording.name, {agent: recording.agents[agent] for agent in used}, workflows, specs)
-
-
-def check_unique(names: Sequence[str]) -> str | None:
-    """Return the first name that stands twice, if any."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

@@ -1,0 +1,262 @@
+"""``topas compare``: policies side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.errors import InputError
+from topas.policies import baseline_names, policy_names
+
+if TYPE_CHECKING:
+    from compare.cell import Source
+    from compare.report import Comparison
+    from compare.run import Outcome
+
+LOADS = (0.5, 0.75)
+SEEDS = (1, 2, 3)
+TASKS = 60
+EXTRA = frozenset({"joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"})
+"""What the extra ``topas[compare]`` installs for this command."""
+
+SHOWN_ELSEWHERE = frozenset({"command", "run", "what", "folder", "jobs", "progress", "quiet", "json"})
+"""Arguments that decide no result, or stand first or last in the command line."""
+
+LENGTHS: dict[str, type[int] | type[float]] = {
+    "prefix_tokens": int,
+    "input_tokens": int,
+    "output_tokens": int,
+    "max_new_tokens": int,
+    "input_sigma": float,
+    "output_sigma": float,
+}
+
+Number = TypeVar("Number", int, float)
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
+    """Add the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "compare",
+        help="run policies side by side: CSV, Parquet, Markdown, figure",
+        description="Run every policy on the same traces and compare it with the best baseline, as the paper does: "
+        "per workload and metric, averaged over the operating points.",
+        epilog="Finished cells are kept in DIR/cells: an interrupted command, given again, goes on. "
+        "example: topas compare chain-3 dag-4 --loads 0.25,0.5 --seeds 1,2,3 -o out/synthetic",
+    )
+    parser.add_argument(
+        "what", nargs="+", metavar="WORKLOAD-OR-TRACE", help="a workload's name or a trace file"
+    )
+    parser.add_argument("-o", dest="folder", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument("--policies", type=_names, metavar="a,b", help="policies to run (default: all)")
+    points = parser.add_mutually_exclusive_group()
+    points.add_argument("--rates", type=_list_of(float), metavar="R,R", help="arrival rates, tasks a second")
+    points.add_argument(
+        "--loads",
+        type=_list_of(float),
+        metavar="X,X",
+        help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {_joined(LOADS)})",
+    )
+    parser.add_argument("--tasks", type=int, metavar="N", help=f"tasks a trace (default: {TASKS})")
+    parser.add_argument(
+        "--seeds", type=_list_of(int), metavar="S,S", help=f"seeds of the traces (default: {_joined(SEEDS)})"
+    )
+    lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
+    for name, kind in LENGTHS.items():
+        lengths.add_argument(_option(name), type=kind, metavar="N" if kind is int else "X")
+    lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
+    add_engine_options(parser)
+    parser.add_argument(
+        "--engine", choices=["sim"], default="sim", help="what runs the traces (default: sim)"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a CPU)")
+    parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")
+    parser.add_argument("--progress", action="store_true", help="show the bar even without a terminal")
+    parser.add_argument("--quiet", action="store_true", help="no bar and no notes on stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; 1 if a cell failed."""
+    try:
+        return _run(args)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in EXTRA:
+            raise
+        raise InputError(f"{error.name} is not installed: pip install 'topas[compare]'") from None
+
+
+def _run(args: argparse.Namespace) -> int:
+    from compare.cell import cells_of  # noqa: PLC0415  the other commands do without the extra
+    from compare.report import Comparison, screen, write_report  # noqa: PLC0415  the same
+    from compare.run import Interrupted, run_cells  # noqa: PLC0415  the same
+
+    if args.plot:
+        from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
+
+    policies = _policies(args.policies)
+    folder = Path(args.folder)
+    sources = _sources(args)
+    if args.plot and not any(source.rate_per_s is not None for source in sources):
+        raise InputError("needs a workload with arrival rates: there is nothing to draw", field="--plot")
+    cells = cells_of(sources, policies, engine_of(args), params_of(args))
+    progress = False if args.quiet else args.progress or None
+    try:
+        outcome = run_cells(cells, folder, jobs=_jobs(args.jobs), progress=progress)
+    except Interrupted as stop:
+        kept = f"{stop.done} of {stop.total} cells are kept in {folder / 'cells'}"
+        _say(f"interrupted: {kept}; the same command goes on from there")
+        return 130
+    if not args.quiet:
+        _say_what_was_kept(outcome, folder)
+    for failure in outcome.failures:
+        _say(f"failed: {failure.cell}: {failure.reason}")
+    if not outcome.results:
+        return 1
+    drawn = any(source.rate_per_s is not None for source in sources)
+    command = _command(args, policies, drawn=drawn)
+    comparison = Comparison.of(command, policies, baseline_names(), outcome)
+    files = write_report(comparison, folder)
+    if args.plot:
+        files += write_figure(comparison, folder)
+    print(_json(comparison, files) if args.json else screen(comparison))
+    if not args.json:
+        print(f"\nwritten: {', '.join(str(path) for path in files)}")
+    return 1 if outcome.failures else 0
+
+
+def _sources(args: argparse.Namespace) -> list[Source]:
+    """Return the traces; all that can be wrong with them is found here, before anything runs."""
+    from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  as above
+    from topas.sim.engine import refuse_unservable  # noqa: PLC0415  as above
+    from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
+
+    if len(set(args.what)) < len(args.what):
+        raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
+    options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
+    at = args.rates or args.loads or LOADS
+    tasks = TASKS if args.tasks is None else args.tasks
+    points = Points(at, args.rates is None, args.seeds or SEEDS, tasks, options)
+    profile = engine_of(args)
+    sources: list[Source] = []
+    as_it_is = []
+    for what in args.what:
+        if what in WORKLOADS:
+            found = sources_of(what, points, profile)
+        elif Path(what).is_file():
+            found = [TraceFile.of(what)]
+        else:
+            raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=what)
+        if what in FIXED or what not in WORKLOADS:
+            as_it_is.append(what)
+        refuse_unservable(trace_of(found[0]), profile)
+        sources += found
+    useless = [name for name in ("rates", "loads", "seeds", "tasks", *options.given()) if getattr(args, name)]
+    if as_it_is and useless and not args.quiet:
+        _say(f"{', '.join(map(_option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
+    return sources
+
+
+def _policies(given: tuple[str, ...] | None) -> tuple[str, ...]:
+    known = policy_names()
+    for name in given or ():
+        if name not in known:
+            raise InputError(f"unknown policy {name!r}; known: {', '.join(known)}", field="--policies")
+    return given or tuple(known)
+
+
+def _jobs(given: int | None) -> int:
+    from joblib import cpu_count  # noqa: PLC0415  as above
+
+    if given is not None and given < 1:
+        raise InputError(f"expected at least 1 process, found {given}", field="--jobs")
+    return int(cpu_count()) if given is None else given
+
+
+def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool) -> str:
+    """Return the command line that makes the comparison again, with the defaults that it depends on."""
+    given = {**vars(args), "policies": policies}
+    if drawn:
+        given |= {} if args.rates else {"loads": args.loads or LOADS}
+        given |= {"seeds": args.seeds or SEEDS, "tasks": TASKS if args.tasks is None else args.tasks}
+    words = ["topas", "compare", *args.what]
+    for name, value in given.items():
+        if name in SHOWN_ELSEWHERE or value is None or value is False:
+            continue
+        words.append(_option(name))
+        if value is not True:
+            words.append(_joined(value) if isinstance(value, tuple) else str(value))
+    return shlex.join([*words, "-o", args.folder])
+
+
+def _json(comparison: Comparison, files: Sequence[Path]) -> str:
+    from compare.report import summary_table  # noqa: PLC0415  as above
+
+    outcome = comparison.outcome
+    return json.dumps(
+        {
+            "version": version("topas"),
+            "command": comparison.command,
+            "policies": comparison.policies,
+            "baselines": comparison.baselines,
+            "cells": len(outcome.results) + len(outcome.failures),
+            "resumed": outcome.resumed,
+            "failed": [{"cell": str(failure.cell), "reason": failure.reason} for failure in outcome.failures],
+            "files": [str(path) for path in files],
+            "summary": summary_table(comparison.summaries).to_dicts(),
+        }
+    )
+
+
+def _say(text: str) -> None:
+    print(f"topas: {text}", file=sys.stderr)
+
+
+def _say_what_was_kept(outcome: Outcome, folder: Path) -> None:
+    if outcome.resumed:
+        cells = len(outcome.results) + len(outcome.failures)
+        kept = folder / "cells"
+        _say(f"{outcome.resumed} of {cells} cells were done before; to run them again, remove {kept}")
+    if outcome.rejected:
+        _say(f"{outcome.rejected} kept cells could not be used and were run again")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _joined(values: Iterable[object]) -> str:
+    return ",".join(str(value) for value in values)
+
+
+def _list_of(kind: type[Number]) -> Callable[[str], tuple[Number, ...]]:
+    """Return the reader of a comma-separated list of different finite numbers."""
+
+    def read(text: str) -> tuple[Number, ...]:
+        try:
+            values = tuple(kind(item) for item in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected numbers with commas between, found {text!r}"
+            ) from None
+        if not all(math.isfinite(value) for value in values) or len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"expected different finite numbers, found {text!r}")
+        return values
+
+    return read
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"expected different names, found {text!r}")
+    return names

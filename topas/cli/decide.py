@@ -1,0 +1,47 @@
+"""``topas decide``: what a policy does at one event."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from topas.feasible import violations
+from topas.formats import decision_json, read_event
+from topas.policies import get_policy, policy_names
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
+    """Add the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "decide",
+        help="the decision of a policy for one event",
+        description="Print what a policy decides on one scheduling event (topas-event/1).",
+        epilog="example: topas decide event.json --policy topas --json",
+    )
+    parser.add_argument("event", metavar="EVENT", help="event file")
+    parser.add_argument("--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)")
+    parser.add_argument("--json", action="store_true", help="print one decision object and nothing else")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it."""
+    policy = get_policy(args.policy)
+    event = read_event(args.event)
+    decision = policy.decide(event)
+    value = decision_json(decision)
+    if args.json:
+        print(json.dumps(value))
+        return 0
+    print(f"resident  {', '.join(decision.resident) or '-'}")
+    print(f"admit     {', '.join(decision.admit) or '-'}")
+    print(f"preempt   {', '.join(decision.preempt) or '-'}")
+    terms = value["terms"]
+    print(
+        f"score     {value['score_s']:.6f} s = admit {terms['admit_s']:.6f} - move {terms['move_s']:.6f}"
+        f" - redo {terms['redo_s']:.6f} - revoke {terms['revoke_s']:.6f} + reuse {terms['reuse_s']:.6f}"
+    )
+    for problem in violations(event, decision):
+        print(f"not feasible: {problem}")
+    return 0

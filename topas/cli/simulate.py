@@ -1,0 +1,62 @@
+"""``topas simulate``: one trace, one policy, one engine profile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.files import whole_file
+from topas.formats import log_line
+from topas.policies import get_policy, policy_names
+from topas.sim import simulate
+
+if TYPE_CHECKING:
+    from topas.decision import Decision
+    from topas.event import Event
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
+    """Add the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "simulate",
+        help="play a trace under one policy in the engine simulator",
+        description="Play a trace under one policy in the engine simulator and print its metrics.",
+        epilog="example: topas simulate chain.jsonl --policy topas --profile study --json",
+    )
+    parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
+    parser.add_argument("--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)")
+    add_engine_options(parser)
+    parser.add_argument(
+        "--events", metavar="E.jsonl", help="record every decision with the event it was made on"
+    )
+    parser.add_argument("--check", action="store_true", help="verify every invariant after every step (slow)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it."""
+    from traces.format import read_trace  # noqa: PLC0415  the other commands need no traces
+
+    policy = get_policy(args.policy)
+    profile, params = engine_of(args), params_of(args)
+    trace = read_trace(args.trace)
+    with ExitStack() as stack:
+        record = None
+        if args.events:
+            stream: Any = stack.enter_context(whole_file(args.events))
+
+            def record(event: Event, decision: Decision) -> None:
+                stream.write(log_line(event, decision) + "\n")
+
+        result = simulate(trace, policy, profile, params=params, record=record, check=args.check)
+    if args.json:
+        print(json.dumps(dict(result.metrics)))
+        return 0
+    print(f"{trace.name}: {len(trace.tasks)} tasks under {policy.name} on {profile.name}")
+    for name, value in result.metrics.items():
+        print(f"  {name:<18} {value:>12.3f}" if isinstance(value, float) else f"  {name:<18} {value:>12}")
+    return 0

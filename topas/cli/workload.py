@@ -1,0 +1,101 @@
+"""``topas workload``: writes the trace of a named workload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from topas.cli.arrivals import add_arrival_options, chosen_rate
+from topas.errors import InputError
+from traces.format import write_trace
+from traces.load import rate_for_load
+from traces.summary import in_words, summary
+from traces.workloads import DEFAULT_RATE_PER_S, FIXED, WORKLOADS, WorkloadOptions, generate
+
+DEFAULT_TASKS = 100
+
+EPILOG = """\
+workloads:
+  chain-3, dag-4, dag-10-wide   one agent a stage, fixed lengths: prefix 9000, input 400, output 500
+  metagpt-sop, metagpt-tl       five roles in a row; a team leader between four specialists (nine stages).
+                                Lengths vary; --prefix-tokens, --input-tokens and --output-tokens scale
+                                all of a kind so that the largest becomes the given one
+  two-agent                     independent requests of agents A and B, --tasks for each
+  figure-2                      the two tasks of the paper's Figure 2, for the profile unit
+
+examples:
+  topas workload chain-3 --rate 0.15 --tasks 200 --seed 1 -o chain.jsonl
+  topas workload dag-4 --load 0.5 --profile study --output-sigma 0.5 -o dag.jsonl
+  topas workload two-agent --tasks 60 --order grouped -o grouped.jsonl
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "workload",
+        help="write the trace of a named workload",
+        description="Write the trace of a named workload. Arrivals are Poisson; the same seed gives the same"
+        " trace.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help=", ".join(WORKLOADS))
+    add_arrival_options(
+        parser,
+        rate="needed, but for two-agent, whose default is 1/2.3",
+        tasks=f"number of tasks (default {DEFAULT_TASKS})",
+    )
+    lengths = parser.add_argument_group("lengths (default: the workload's own)")
+    for name, text in (
+        ("prefix", "static prefix of an agent"),
+        ("input", "mean dynamic input of a request"),
+        ("output", "mean output of a request"),
+    ):
+        lengths.add_argument(f"--{name}-tokens", type=int, metavar="N", help=f"{text}, in tokens")
+    for name in ("input", "output"):
+        text = f"sigma of lognormal {name} lengths around their mean, 0 for fixed ones"
+        lengths.add_argument(f"--{name}-sigma", type=float, metavar="X", help=text)
+    lengths.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="output that the client allows (the fixed output, or twice its mean where outputs vary)",
+    )
+    lengths.add_argument(
+        "--order", choices=("alternating", "grouped"), help="two-agent only (default alternating)"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the trace."""
+    options = WorkloadOptions(
+        prefix_tokens=args.prefix_tokens,
+        input_tokens=args.input_tokens,
+        output_tokens=args.output_tokens,
+        output_sigma=args.output_sigma,
+        input_sigma=args.input_sigma,
+        max_new_tokens=args.max_new_tokens,
+        order=args.order,
+    )
+    tasks = DEFAULT_TASKS if args.tasks is None else args.tasks
+    rate: float | None
+    if args.name in FIXED:
+        for name in ("rate", "load", "tasks"):
+            if getattr(args, name) is not None:
+                raise InputError(f"{args.name} is one fixed trace", field=f"--{name}")
+        rate = None
+    else:
+        rate = chosen_rate(
+            args,
+            DEFAULT_RATE_PER_S.get(args.name),
+            lambda load, profile: rate_for_load(args.name, load, profile, tasks, args.seed, options),
+        )
+    trace = generate(args.name, rate_per_s=rate or 1.0, tasks=tasks, seed=args.seed, options=options)
+    write_trace(trace, args.output)
+    counts = {"file": args.output, "rate_per_s": rate, **summary(trace)}
+    print(json.dumps(counts) if args.json else f"{args.output}: {in_words(counts)}")
+    return 0

@@ -1,0 +1,317 @@
+"""The event and decision formats: ``topas-event/1`` and ``topas-decision/1`` (docs/formats.md).
+
+Reading is strict: a missing, unknown or ill-typed field, a wrong unit, a cycle or an unknown name is
+refused with the field named. Samples that many stages share may stand once, in the optional table
+``samples``, and be named in ``residual_s``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from topas.decision import Decision, Terms
+from topas.errors import InputError
+from topas.event import Event, Params, Request, TaskState
+from topas.files import read_file
+from topas.residual import Residual, residual_of_seconds
+from topas.schema import parse_json, validate
+from topas.units import to_ns, to_s
+from topas.workflow import dag_of
+
+EVENT_FORMAT = "topas-event/1"
+DECISION_FORMAT = "topas-decision/1"
+MAX_S = 1e6
+"""Longest single duration and largest single cost: eleven days; keeps sums within 64 bits."""
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
+Samples = Annotated[list[Seconds], Field(min_length=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class _Agent(_Model):
+    prefix_tokens: Tokens
+
+
+class _Stage(_Model):
+    after: list[Name]
+    residual_s: Samples | Name
+
+
+class _Task(_Model):
+    arrival_s: Annotated[float, Field(ge=0)]
+    attained_s: Annotated[float, Field(ge=0)] = 0.0
+    stages: dict[Name, _Stage]
+
+
+class _Waiting(_Model):
+    id: Name
+    task: Name
+    stage: Name
+    agent: Name
+    reserve_tokens: Tokens
+    service_s: Seconds
+    arrival_s: Annotated[float, Field(ge=0)] | None = None
+    cached_tokens: Tokens | None = None
+
+
+class _Running(_Waiting):
+    generated_tokens: Tokens
+    credit_s: Seconds
+
+
+class _Params(_Model):
+    beta: Annotated[float, Field(ge=0)]
+    rho: Annotated[float, Field(ge=0, le=1e6)]
+    age_scale_s: Annotated[float, Field(gt=0)]
+    M: Annotated[int, Field(ge=0, le=16)]
+    K: Annotated[int, Field(ge=0)]
+    swap_s_per_token: Annotated[float, Field(ge=0)]
+    decode_s_per_token: Annotated[float, Field(ge=0)]
+    max_running: Annotated[int, Field(ge=0)] = Params().max_running
+    scenarios: Annotated[int, Field(ge=1, le=65536)] = Params().scenarios
+    seed: Annotated[int, Field(ge=0)] = Params().seed
+
+
+class _Event(_Model):
+    format: Literal["topas-event/1"]
+    time_s: Annotated[float, Field(ge=0)]
+    budget_tokens: Tokens
+    params: _Params
+    agents: dict[Name, _Agent]
+    resident: list[Name]
+    reuse_counts: dict[Name, Annotated[int, Field(ge=0)]]
+    samples: dict[Name, Samples] = {}
+    tasks: dict[Name, _Task]
+    waiting: list[_Waiting]
+    running: list[_Running]
+
+
+def read_event(path: str | Path) -> Event:
+    """Read an event file.
+
+    Raises
+    ------
+    InputError
+        naming the file, and the field that is wrong.
+    """
+    return event_of(parse_json(read_file(path), source=str(path)), source=str(path))
+
+
+def event_of(value: object, *, source: str | None = None, line: int | None = None) -> Event:
+    """Return the event that a JSON value describes; raises InputError as :func:`read_event` does."""
+    raw = validate(_Event, value, source=source, line=line)
+    try:
+        return _event(raw)
+    except InputError as error:
+        raise error.at(source=source, line=line) from None
+
+
+def _event(raw: _Event) -> Event:
+    agents = {name: agent.prefix_tokens for name, agent in raw.agents.items()}
+    for k, name in enumerate(raw.resident):
+        _known(name, agents, "agent", f"resident.{k}")
+    if len(set(raw.resident)) != len(raw.resident):
+        raise InputError("an agent is named twice", field="resident")
+    for name in raw.reuse_counts:
+        _known(name, agents, "agent", f"reuse_counts.{name}")
+    resident = frozenset(raw.resident)
+    tasks = {name: _task(name, task, raw.samples) for name, task in raw.tasks.items()}
+    seen: set[str] = set()
+    requests: dict[str, list[Request]] = {}
+    sides: list[tuple[str, list[_Waiting]]] = [("waiting", raw.waiting), ("running", [*raw.running])]
+    for side, listed in sides:
+        requests[side] = [
+            _request(f"{side}.{k}", item, agents, tasks, resident, seen) for k, item in enumerate(listed)
+        ]
+    _check_costs(raw, agents, requests["running"])
+    return Event(
+        time_s=raw.time_s,
+        budget_tokens=raw.budget_tokens,
+        agents=agents,
+        tasks=tasks,
+        waiting=tuple(requests["waiting"]),
+        running=tuple(requests["running"]),
+        resident=resident,
+        reuse_counts=dict(raw.reuse_counts),
+        params=Params(**raw.params.model_dump()),
+    )
+
+
+def _check_costs(raw: _Event, agents: Mapping[str, int], running: list[Request]) -> None:
+    """Refuse numbers whose products leave the range of integer nanoseconds."""
+    params = raw.params
+    for name, tokens in agents.items():
+        load_s = tokens * params.swap_s_per_token
+        if load_s > MAX_S or params.beta * raw.reuse_counts.get(name, 0) * load_s > MAX_S:
+            raise InputError(
+                f"expected a prefix whose move and reuse are worth at most {MAX_S:g} s",
+                field=f"agents.{name}.prefix_tokens",
+            )
+    for k, request in enumerate(running):
+        if request.generated_tokens * params.decode_s_per_token > MAX_S:
+            raise InputError(
+                f"expected tokens whose decode takes at most {MAX_S:g} s", field=f"running.{k}.generated_tokens"
+            )
+
+
+def _known(name: str, known: Mapping[str, object], kind: str, field: str) -> None:
+    if name not in known:
+        raise InputError(f"unknown {kind} {name!r}", field=field)
+
+
+def _task(name: str, raw: _Task, samples: Mapping[str, list[float]]) -> TaskState:
+    field = f"tasks.{name}.stages"
+    dag = dag_of({stage: entry.after for stage, entry in raw.stages.items()}, field)
+    residuals = []
+    for stage in dag.names:
+        given = raw.stages[stage].residual_s
+        if isinstance(given, str):
+            _known(given, samples, "entry of samples", f"{field}.{stage}.residual_s")
+            given = samples[given]
+        residuals.append(residual_of_seconds(tuple(given)))
+    return TaskState(raw.arrival_s, dag, tuple(residuals), raw.attained_s)
+
+
+def _request(  # noqa: PLR0913, PLR0917  what a request refers to
+    field: str,
+    raw: _Waiting,
+    agents: Mapping[str, int],
+    tasks: Mapping[str, TaskState],
+    resident: frozenset[str],
+    seen: set[str],
+) -> Request:
+    if raw.id in seen:
+        raise InputError(f"request id {raw.id!r} is used twice", field=f"{field}.id")
+    seen.add(raw.id)
+    _known(raw.agent, agents, "agent", f"{field}.agent")
+    _known(raw.task, tasks, "task", f"{field}.task")
+    task = tasks[raw.task]
+    _known(raw.stage, task.dag.index, "stage", f"{field}.stage")
+    cached = raw.cached_tokens
+    if cached is None:
+        cached = agents[raw.agent] if raw.agent in resident else 0
+    return Request(
+        id=raw.id,
+        task=raw.task,
+        stage=raw.stage,
+        agent=raw.agent,
+        reserve_tokens=raw.reserve_tokens,
+        service_s=raw.service_s,
+        arrival_s=task.arrival_s if raw.arrival_s is None else raw.arrival_s,
+        cached_tokens=cached,
+        generated_tokens=raw.generated_tokens if isinstance(raw, _Running) else 0,
+        credit_s=raw.credit_s if isinstance(raw, _Running) else 0.0,
+    )
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Return the JSON value of an event; :func:`event_of` gives back an equal event."""
+    names: dict[bytes, str] = {}
+    samples: dict[str, list[float]] = {}
+
+    def residual(value: Residual) -> str | list[float]:
+        """Name samples by their content, so that equal events give equal bytes."""
+        if len(value.samples_ns) == 1:
+            return [to_s(int(value.samples_ns[0]))]
+        content = value.samples_ns.tobytes()
+        if content not in names:
+            names[content] = f"s{len(names)}"
+            samples[names[content]] = [to_s(int(x)) for x in value.samples_ns]
+        return names[content]
+
+    tasks = {
+        name: {
+            "arrival_s": task.arrival_s,
+            "attained_s": task.attained_s,
+            "stages": {
+                stage: {
+                    "after": [task.dag.names[p] for p in task.dag.before[k]],
+                    "residual_s": residual(task.residuals[k]),
+                }
+                for k, stage in enumerate(task.dag.names)
+            },
+        }
+        for name, task in sorted(event.tasks.items())
+    }
+    return {
+        "format": EVENT_FORMAT,
+        "time_s": event.time_s,
+        "budget_tokens": event.budget_tokens,
+        "params": {name: getattr(event.params, name) for name in _Params.model_fields},
+        "agents": {name: {"prefix_tokens": tokens} for name, tokens in sorted(event.agents.items())},
+        "resident": sorted(event.resident),
+        "reuse_counts": dict(sorted(event.reuse_counts.items())),
+        "samples": samples,
+        "tasks": tasks,
+        "waiting": [_request_json(request, running=False) for request in event.waiting],
+        "running": [_request_json(request, running=True) for request in event.running],
+    }
+
+
+def _request_json(request: Request, *, running: bool) -> dict[str, Any]:
+    model = _Running if running else _Waiting
+    return {name: getattr(request, name) for name in model.model_fields}
+
+
+def decision_json(decision: Decision) -> dict[str, Any]:
+    """Return the JSON value of a decision; all times in seconds."""
+    terms = decision.terms
+    return {
+        "format": DECISION_FORMAT,
+        "resident": list(decision.resident),
+        "admit": list(decision.admit),
+        "preempt": list(decision.preempt),
+        "score_s": terms.score_s,
+        "terms": {
+            "admit_s": to_s(terms.admit_ns),
+            "move_s": to_s(terms.move_ns),
+            "redo_s": to_s(terms.redo_ns),
+            "revoke_s": to_s(terms.revoke_ns),
+            "reuse_s": to_s(terms.reuse_ns),
+        },
+    }
+
+
+class _Terms(_Model):
+    admit_s: float
+    move_s: float
+    redo_s: float
+    revoke_s: float
+    reuse_s: float
+
+
+class _Decision(_Model):
+    format: Literal["topas-decision/1"]
+    resident: list[Name]
+    admit: list[Name]
+    preempt: list[Name]
+    score_s: float
+    terms: _Terms
+
+
+def decision_of_json(value: object, *, source: str | None = None, line: int | None = None) -> Decision:
+    """Return the decision that a JSON value describes (without credits, which the format does not carry)."""
+    raw = validate(_Decision, value, source=source, line=line)
+    terms = raw.terms
+    return Decision(
+        tuple(raw.resident),
+        tuple(raw.admit),
+        tuple(raw.preempt),
+        Terms(*(to_ns(x) for x in (terms.admit_s, terms.move_s, terms.redo_s, terms.revoke_s, terms.reuse_s))),
+    )
+
+
+def log_line(event: Event, decision: Decision) -> str:
+    """Return one line of an event log: the event and the decision made on it."""
+    entry = {"event": event_json(event), "decision": decision_json(decision)}
+    return json.dumps(entry, separators=(",", ":"))
