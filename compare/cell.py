@@ -142,7 +142,7 @@ class Cell:
     source: Source
     policy: str
     profile: Profile
-    params: Params = Params()
+    params: Params
 
     def content(self) -> dict[str, Any]:
         """Return the cell as a JSON object."""

@@ -8,14 +8,17 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from compare.report import JCT, Comparison
 from compare.stats import Summary
+from topas.errors import InputError
 from topas.files import whole_file
 
 LOG_FROM = 10.0
 """A panel whose values span more than this factor has a logarithmic axis."""
 
+LOG_TICKS = (1.0, 2.0, 5.0)
 EMPHASISED = "topas"
 MARKERS = "osD^vPX*<>dph"
 DASHES = ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1, 1, 1)))
@@ -28,6 +31,11 @@ def write_figure(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
 
     Trace files have no arrival rate and no panel. The bytes depend only on the results and on the
     version of matplotlib.
+
+    Raises
+    ------
+    InputError
+        if there is nothing to draw.
     """
     figure = draw(comparison)
     paths = (folder / "figure.png", folder / "figure.svg")
@@ -44,15 +52,15 @@ def draw(comparison: Comparison) -> Figure:
 
     Raises
     ------
-    ValueError
-        if no cell has an arrival rate.
+    InputError
+        if no policy has all of its cells at any arrival rate.
     """
     columns: dict[tuple[str, str], list[Summary]] = {}
     for one in comparison.summaries:
         if one.point is not None and one.point.rate_per_s is not None and one.metric in JCT:
             columns.setdefault((one.workload, one.profile.name), []).append(one)
     if not columns:
-        raise ValueError("nothing to draw: no finished cell has an arrival rate")
+        raise InputError("nothing to draw: no policy finished its cells at any arrival rate")
     figure = Figure(figsize=(1.2 + 3.1 * len(columns), 5.6), layout="constrained")
     axes = figure.subplots(len(JCT), len(columns), squeeze=False, sharex="col")
     for column, ((workload, profile), summaries) in enumerate(columns.items()):
@@ -78,11 +86,9 @@ def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) ->
         own = [(one.point.rate_per_s, one.value) for one in summaries if one.point and one.policy == policy]
         if not own:
             continue
-        rates, values = zip(*sorted(own), strict=True)
         strong = policy == EMPHASISED
         axes.plot(
-            rates,
-            values,
+            *zip(*sorted(own), strict=True),
             label=policy,
             marker=MARKERS[index % len(MARKERS)],
             linestyle="-" if strong else DASHES[index % len(DASHES)],
@@ -94,6 +100,9 @@ def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) ->
     values = [one.value for one in summaries]
     if max(values) > LOG_FROM * min(values) > 0:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=LOG_TICKS))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0)
     axes.grid(visible=True, which="both", linewidth=0.3, color="0.85")

@@ -63,7 +63,7 @@ def write_report(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     }
     for name, content in contents.items():
         with whole_file(folder / name, "wb") as stream:
-            stream.write(content)  # type: ignore[arg-type]  opened for bytes
+            stream.write(content)  # type: ignore[arg-type]
     return tuple(folder / name for name in contents)
 
 
@@ -101,7 +101,10 @@ def results_table(results: Iterable[Result]) -> pl.DataFrame:
 
 
 def timings_table(results: Iterable[Result]) -> pl.DataFrame:
-    """Return one row a cell with the decision times, which depend on the machine and on its other work."""
+    """Return one row a cell with the decision times.
+
+    They depend on the machine and on what else it does; a process's first cell also loads compiled code.
+    """
     return _table(results, ["decisions", *TIMINGS])
 
 
@@ -184,9 +187,9 @@ _EXPLAINED = (
 )
 _AVERAGES_EXPLAINED = (
     "Each metric is averaged over the operating points and seeds; the best baseline of a row is the one with "
-    "the best average, and the change is the ratio of the two averages minus 1, as the paper counts it. "
-    "Brackets: 95 % interval of the mean per-seed change. All metrics: `summary.csv`; one row a "
-    "cell: `results.csv`; scheduling times, which no rerun reproduces: `timings.csv`."
+    "the best average, and the change is the ratio of the two averages minus 1, as the paper counts it: "
+    "negative is a reduction. Brackets: 95 % interval of the mean per-seed change. All metrics: "
+    "`summary.csv`; one row a cell: `results.csv`; scheduling times, which no rerun reproduces: `timings.csv`."
 )
 
 
@@ -197,12 +200,17 @@ def number(value: float) -> str:
 
 def percent(fraction: float) -> str:
     """Return a signed percentage with one decimal: ``-15.2 %``."""
-    return f"{100 * fraction:+.1f} %"
+    return f"{_signed(fraction)} %"
+
+
+def _signed(fraction: float) -> str:
+    text = f"{100 * fraction:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text
 
 
 def _with_interval(centre: float, change: Change) -> str:
     low, high = change.paired.low, change.paired.high
-    brackets = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    brackets = "" if low is None or high is None else f" [{_signed(low)}, {_signed(high)}]"
     return percent(centre) + brackets
 
 
@@ -215,24 +223,28 @@ def _settings(summaries: Iterable[Summary]) -> dict[tuple[str, Profile], list[Su
 
 def _what_was_run(comparison: Comparison) -> str:
     outcome = comparison.outcome
-    cells = [one.cell for one in (*outcome.results, *outcome.failures)]
-    lines = [
-        f"topas {version('topas')}, simulated, {len(outcome.results)} of {len(cells)} cells finished. "
-        f"The command that makes this again:\n\n```sh\n{comparison.command}\n```\n"
-    ]
-    for workload in dict.fromkeys(cell.source.workload for cell in cells):
-        own = [cell for cell in cells if cell.source.workload == workload]
-        lines.append(f"- Workload `{workload}`: {_trace_in_words(own)}.")
-    for profile in dict.fromkeys(cell.profile for cell in cells):
-        lines.append(
-            f"- Profile `{profile.name}`: {_named(profile.model_dump(exclude={'format', 'name', 'note'}))}."
-        )
-    for params in dict.fromkeys(cell.params for cell in cells):
-        lines.append(f"- Parameters: beta {params.beta}, rho {params.rho}, M {params.M}, K {params.K}.")
-    names = [
-        f"`{policy}`" + " (baseline)" * (policy in comparison.baselines) for policy in comparison.policies
-    ]
-    return "\n".join([*lines, f"- Policies: {', '.join(names)}."])
+    cells = [*(one.cell for one in outcome.results), *(one.cell for one in outcome.failures)]
+    workloads: dict[str, list[Cell]] = {}
+    for cell in cells:
+        workloads.setdefault(cell.source.workload, []).append(cell)
+    profiles = dict.fromkeys(cell.profile for cell in cells)
+    params = dict.fromkeys(cell.params for cell in cells)
+    baseline = dict.fromkeys(comparison.baselines, " (baseline)")
+    policies = (f"`{policy}`{baseline.get(policy, '')}" for policy in comparison.policies)
+    lines = (
+        f"topas {version('topas')}, simulated; {len(outcome.results)} of {len(cells)} cells finished.",
+        "The command that makes this again:\n",
+        f"```sh\n{comparison.command}\n```\n",
+        *(f"- Workload `{name}`: {_trace_in_words(own)}." for name, own in workloads.items()),
+        *(f"- Profile `{one.name}`: {_named(one.model_dump(exclude=_NAMES))}." for one in profiles),
+        *(f"- Parameters: beta {one.beta}, rho {one.rho}, M {one.M}, K {one.K}." for one in params),
+        f"- Policies: {', '.join(policies)}.",
+    )
+    return "\n".join(lines)
+
+
+_NAMES = {"format", "name", "note"}
+"""Fields of a profile that are no constants."""
 
 
 def _trace_in_words(cells: Sequence[Cell]) -> str:

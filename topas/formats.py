@@ -160,7 +160,8 @@ def _check_costs(raw: _Event, agents: Mapping[str, int], running: list[Request])
     for k, request in enumerate(running):
         if request.generated_tokens * params.decode_s_per_token > MAX_S:
             raise InputError(
-                f"expected tokens whose decode takes at most {MAX_S:g} s", field=f"running.{k}.generated_tokens"
+                f"expected tokens whose decode takes at most {MAX_S:g} s",
+                field=f"running.{k}.generated_tokens",
             )
 
 
@@ -182,7 +183,7 @@ def _task(name: str, raw: _Task, samples: Mapping[str, list[float]]) -> TaskStat
     return TaskState(raw.arrival_s, dag, tuple(residuals), raw.attained_s)
 
 
-def _request(  # noqa: PLR0913, PLR0917  what a request refers to
+def _request(  # noqa: PLR0913  what a request refers to
     field: str,
     raw: _Waiting,
     agents: Mapping[str, int],
@@ -307,7 +308,9 @@ def decision_of_json(value: object, *, source: str | None = None, line: int | No
         tuple(raw.resident),
         tuple(raw.admit),
         tuple(raw.preempt),
-        Terms(*(to_ns(x) for x in (terms.admit_s, terms.move_s, terms.redo_s, terms.revoke_s, terms.reuse_s))),
+        Terms(
+            *(to_ns(x) for x in (terms.admit_s, terms.move_s, terms.redo_s, terms.revoke_s, terms.reuse_s))
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from topas.event import Event, Request
-from topas.progress import Column, PathModel, PathStore
+from topas.progress import PathModel, PathStore
 from topas.residual import FloatArray, IntArray
 from topas.units import to_ns
 
@@ -80,7 +80,10 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
     running = tuple(sorted(event.running, key=order))
     agents = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
     agent_index = {name: k for k, name in enumerate(agents)}
-    both = sorted([(order(r), 0, k) for k, r in enumerate(waiting)] + [(order(r), 1, k) for k, r in enumerate(running)])
+    both = [(order(r), 0, k) for k, r in enumerate(waiting)] + [
+        (order(r), 1, k) for k, r in enumerate(running)
+    ]
+    both.sort()
     rank: tuple[list[int], list[int]] = ([0] * len(waiting), [0] * len(running))
     for place, (_, side, k) in enumerate(both):
         rank[side][k] = place
@@ -92,26 +95,24 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
             task_index[request.task] = len(ready)
             ready.append([])
         ready[task_index[request.task]].append(k)
-    with_ready = len(ready)
     for request in running:
         task_index.setdefault(request.task, len(task_index))
-    tasks = tuple(task_index)
 
+    models: list[PathModel | None] = [None] * len(task_index)
     stage_of, work_ns, bit_of = [-1] * len(waiting), [0] * len(waiting), [0] * len(waiting)
-    models: list[PathModel | None] = [None] * len(tasks)
-    part_size, memo_at = [0] * len(tasks), [-1] * len(tasks)
-    path_ns, age = [0] * len(tasks), [1.0] * len(tasks)
-    for t in range(with_ready):
-        state = states[tasks[t]]
+    age = [1.0] * len(task_index)
+    for t, requests in enumerate(ready):
+        state = states[waiting[requests[0]].task]
         age[t] = age_weight(event.time_s - state.arrival_s, params.rho, params.age_scale_s)
-        needed = {k: state.dag.index[waiting[k].stage] for k in ready[t]}
-        column = _column(event, store, t, tasks, needed, waiting)
-        models[t], memo_at[t], part_size[t] = column.model, column.memo_at, len(column.model.part)
-        services = dict(zip(needed, (to_ns(waiting[k].service_s) for k in needed), strict=True))
-        for bit, k in enumerate(sorted(needed, key=lambda k: (needed[k], services[k], k))):
-            stage_of[k] = column.model.part.get(needed[k], -1)
-            work_ns[k], bit_of[k] = services[k], bit
-        path_ns[t] = _path_ns(store, column)
+        index = state.dag.index
+        work = sorted((index[waiting[k].stage], to_ns(waiting[k].service_s), k) for k in requests)
+        model = store.model(
+            state.dag, state.residuals, tuple(item[:2] for item in work), params.scenarios, params.seed
+        )
+        models[t] = model
+        for bit, (stage, service_ns, k) in enumerate(work):
+            stage_of[k], work_ns[k], bit_of[k] = model.part.get(stage, -1), service_ns, bit
+    part_size = [len(model.part) if model else 0 for model in models]
 
     reuse = event.reuse_counts
     ints = _ints
@@ -139,40 +140,15 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
         running_rank=ints(rank[1]),
         redo_ns=ints([to_ns(params.decode_s_per_token * r.generated_tokens) for r in running]),
         revoke_ns=ints([to_ns(r.credit_s) for r in running]),
-        tasks=tasks,
+        tasks=tuple(task_index),
         age=np.array(age, dtype=np.float64),
         models=tuple(models),
         part_at=ints(np.concatenate(([0], np.cumsum(part_size)))),
-        memo_at=ints(memo_at),
-        path_ns=ints(path_ns),
+        memo_at=ints([model.memo_at if model else -1 for model in models]),
+        path_ns=ints([model.path_ns if model else 0 for model in models]),
         store=store,
     )
 
 
 def _ints(values: object) -> IntArray:
     return np.asarray(values, dtype=np.int64)
-
-
-def _column(
-    event: Event,
-    store: PathStore,
-    t: int,
-    tasks: tuple[str, ...],
-    needed: dict[int, int],
-    waiting: tuple[Request, ...],
-) -> Column:
-    state, params = event.tasks[tasks[t]], event.params
-    model = store.model(
-        state.dag, state.residuals, tuple(sorted(set(needed.values()))), params.scenarios, params.seed
-    )
-    work = sorted((stage, to_ns(waiting[k].service_s)) for k, stage in needed.items())
-    return store.column(model, tuple(s for s, _ in work), tuple(d for _, d in work))
-
-
-def _path_ns(store: PathStore, column: Column) -> int:
-    """Return L before any admission, from the memo where there is one."""
-    if column.memo_at < 0:
-        return store.expected_ns(column.model, {})
-    if store.memo[column.memo_at] < 0:
-        store.memo[column.memo_at] = store.expected_ns(column.model, {})
-    return int(store.memo[column.memo_at])

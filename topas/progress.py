@@ -14,7 +14,7 @@ Evaluations are kept in flat arrays (:class:`PathStore`) that compiled code read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,8 +32,8 @@ STORE_CELLS = 4_000_000
 """The store is emptied when its outcome table grows beyond this many cells (32 MB)."""
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, PLR0913, PLR0917
+@numba.njit(cache=True)
+def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):  # type: ignore[no-untyped-def]
     """Return E[LP] over the weighted outcomes of one part, after ``done_ns[v]`` of each stage is done.
 
     ``row`` is (z offset, outcomes, stages, weight offset, offset into ``before_at``); predecessors of
@@ -61,24 +61,18 @@ def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, fini
 
 @dataclass(frozen=True, slots=True)
 class PathModel:
-    """Where one task's remaining paths lie in a :class:`PathStore`.
+    """What L of a task is computed from, for tasks in one state with one set of ready requests.
 
     ``row`` indexes ``PathStore.rows``; ``part`` maps a stage of the DAG to its place in the evaluated
-    part (finished and later stages are absent); ``rest_ns`` is the expected path behind that part.
+    part (finished and later stages are absent); ``rest_ns`` is the expected path behind that part and
+    ``path_ns`` is L before any completion. ``memo_at`` is where L over subsets of the ready requests is
+    kept (-1: nowhere), in the order of ``PathStore.model``'s arguments.
     """
 
     row: int
     part: dict[int, int]
     rest_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Ready requests of a task as bits of a memo: ``order[k]`` is the bit of the k-th request given."""
-
-    model: PathModel
-    stages: tuple[int, ...]
-    services_ns: tuple[int, ...]
+    path_ns: int
     memo_at: int
 
 
@@ -102,12 +96,103 @@ class PathStore:
         self.memo: IntArray = np.zeros(1 << 12, dtype=np.int64)
         self._used = dict.fromkeys(("z", "weights", "before", "before_at", "rows", "memo"), 0)
         self._models: dict[tuple[object, ...], PathModel] = {}
-        self._columns: dict[tuple[object, ...], Column] = {}
+        self._rows: dict[tuple[object, ...], int] = {}
 
     @property
     def full(self) -> bool:
         """Return whether the store should be cleared before the next event."""
-        return self._used["z"] > STORE_CELLS or self._used["memo"] > STORE_CELLS
+        return max(self._used["z"], self._used["memo"], 64 * len(self._models)) > STORE_CELLS
+
+    def model(
+        self,
+        dag: Dag,
+        residuals: tuple[Residual, ...],
+        work: tuple[tuple[int, int], ...],
+        scenarios: int,
+        seed: int,
+    ) -> PathModel:
+        """Return the path model of a task whose ready requests do ``work``.
+
+        ``work`` lists (stage, service in ns) of each ready request, sorted; request k is bit k of the
+        memo.
+        """
+        key = (dag, residuals, work, scenarios, seed)
+        found = self._models.get(key)
+        if found is None:
+            found = self._build(dag, residuals, work, scenarios, seed)
+            self._models[key] = found
+        return found
+
+    def expected_ns(self, model: PathModel, done_ns: Mapping[int, int]) -> int:
+        """Return L(H) in integer nanoseconds, where H does ``done_ns[stage]`` of each stage's residual."""
+        done = [done_ns.get(stage, 0) for stage in model.part]
+        return int(np.rint(self._mean(model.row, done) + model.rest_ns))
+
+    def _mean(self, row: int, done: list[int]) -> float:
+        size = len(done)
+        return float(
+            mean_longest_path(
+                self.z,
+                self.weights,
+                self.before,
+                self.before_at,
+                self.rows[row],
+                np.array(done, dtype=np.int64),
+                0,
+                np.zeros(size, dtype=np.int64),
+            )
+        )
+
+    def _build(
+        self,
+        dag: Dag,
+        residuals: tuple[Residual, ...],
+        work: tuple[tuple[int, int], ...],
+        scenarios: int,
+        seed: int,
+    ) -> PathModel:
+        parts = _parts(dag, _unfinished(dag, residuals))
+        needed = {stage for stage, _ in work}
+        last = max((i for i, part in enumerate(parts) if not needed.isdisjoint(part)), default=0)
+        head = parts[0] if last == 0 and parts else tuple(s for part in parts[: last + 1] for s in part)
+        rest_ns = 0.0
+        for part in parts[last + 1 :]:
+            if len(part) == 1:
+                rest_ns += residuals[part[0]].mean_ns
+            else:
+                rest_ns += self._mean(self._row(dag, residuals, part, scenarios, seed), [0] * len(part))
+        row = self._row(dag, residuals, head, scenarios, seed)
+        path_ns = int(np.rint(self._mean(row, [0] * len(head)) + rest_ns))
+        memo_at = -1
+        if len(work) <= MEMO_REQUESTS:
+            memo = np.full(1 << len(work), -1, dtype=np.int64)
+            memo[0] = path_ns
+            memo_at = self._append("memo", memo)
+        return PathModel(row, {stage: k for k, stage in enumerate(head)}, rest_ns, path_ns, memo_at)
+
+    def _row(
+        self, dag: Dag, residuals: tuple[Residual, ...], part: tuple[int, ...], scenarios: int, seed: int
+    ) -> int:
+        """Return the row of a part's outcomes; parts with the same residuals share it."""
+        key = (dag, part, tuple(residuals[k] for k in part), scenarios, seed)
+        found = self._rows.get(key)
+        if found is None:
+            place = {stage: k for k, stage in enumerate(part)}
+            names = [dag.names[k] for k in part]
+            table, weights = _outcomes(names, [residuals[k] for k in part], scenarios, seed)
+            before = [[place[p] for p in dag.before[stage] if p in place] for stage in part]
+            edges = self._append("before", np.array([p for some in before for p in some], dtype=np.int64))
+            ends = np.cumsum([0, *(len(some) for some in before)], dtype=np.int64)
+            row = (
+                self._append("z", table.ravel()),
+                len(weights),
+                len(part),
+                self._append("weights", weights),
+                self._append("before_at", edges + ends),
+            )
+            found = self._append("rows", np.array([row], dtype=np.int64))
+            self._rows[key] = found
+        return found
 
     def _append(self, name: str, block: npt.NDArray[np.generic]) -> int:
         start = self._used[name]
@@ -121,79 +206,6 @@ class PathStore:
         array[start:need] = block
         self._used[name] = need
         return start
-
-    def model(
-        self, dag: Dag, residuals: Sequence[Residual], needed: tuple[int, ...], scenarios: int, seed: int
-    ) -> PathModel:
-        """Return the path model whose evaluated part holds all unfinished stages in ``needed``."""
-        key = (dag, tuple(residuals), needed, scenarios, seed)
-        found = self._models.get(key)
-        if found is None:
-            found = self._build(dag, residuals, needed, scenarios, seed)
-            self._models[key] = found
-        return found
-
-    def column(self, model: PathModel, stages: tuple[int, ...], services_ns: tuple[int, ...]) -> Column:
-        """Return the memo of L over the subsets of requests at ``stages`` with these services."""
-        key = (model.row, stages, services_ns)
-        found = self._columns.get(key)
-        if found is None:
-            memo_at = -1
-            if len(stages) <= MEMO_REQUESTS:
-                memo_at = self._append("memo", np.full(1 << len(stages), -1, dtype=np.int64))
-            found = Column(model, stages, services_ns, memo_at)
-            self._columns[key] = found
-        return found
-
-    def _build(
-        self, dag: Dag, residuals: Sequence[Residual], needed: tuple[int, ...], scenarios: int, seed: int
-    ) -> PathModel:
-        parts = _parts(dag, _unfinished(dag, residuals))
-        last = max((i for i, part in enumerate(parts) if not set(part).isdisjoint(needed)), default=0)
-        head = tuple(stage for part in parts[: last + 1] for stage in part)
-        rest_ns = 0.0
-        finish = np.zeros(max(len(dag), 1), dtype=np.int64)
-        for part in parts[last + 1 :]:
-            row = self._part(dag, residuals, part, scenarios, seed)
-            rest_ns += self._evaluate(row, np.zeros(len(part), dtype=np.int64), finish)
-        row = self._part(dag, residuals, head, scenarios, seed)
-        return PathModel(row, {stage: k for k, stage in enumerate(head)}, rest_ns)
-
-    def _part(
-        self, dag: Dag, residuals: Sequence[Residual], part: tuple[int, ...], scenarios: int, seed: int
-    ) -> int:
-        place = {stage: k for k, stage in enumerate(part)}
-        table, weights = _outcomes([dag.names[k] for k in part], [residuals[k] for k in part], scenarios, seed)
-        before = [[place[p] for p in dag.before[stage] if p in place] for stage in part]
-        before_at = self._used["before"] + np.concatenate(
-            ([0], np.cumsum([len(some) for some in before], dtype=np.int64))
-        ).astype(np.int64)
-        self._append("before", np.array([p for some in before for p in some], dtype=np.int64))
-        row = (
-            self._append("z", table.ravel()),
-            len(weights),
-            len(part),
-            self._append("weights", weights),
-            self._append("before_at", before_at),
-        )
-        return self._append("rows", np.array([row], dtype=np.int64))
-
-    def _evaluate(self, row: int, done_ns: IntArray, finish: IntArray) -> float:
-        return float(
-            mean_longest_path(
-                self.z, self.weights, self.before, self.before_at, self.rows[row], done_ns, 0, finish
-            )
-        )
-
-    def expected_ns(self, model: PathModel, done_ns: dict[int, int]) -> int:
-        """Return L(H) in integer nanoseconds, where H does ``done_ns[stage]`` of each stage's residual."""
-        size = len(model.part)
-        done = np.zeros(max(size, 1), dtype=np.int64)
-        for stage, amount in done_ns.items():
-            if stage in model.part:
-                done[model.part[stage]] = amount
-        value = self._evaluate(model.row, done, np.zeros(max(size, 1), dtype=np.int64))
-        return int(np.rint(value + model.rest_ns))
 
 
 @lru_cache(maxsize=65536)
@@ -234,10 +246,12 @@ def _outcomes(
     """Return the joint outcomes (K x V, nanoseconds) of independent stages and their K weights."""
     if not residuals:
         return np.zeros((1, 0), dtype=np.int64), np.ones(1)
+    if len(residuals) == 1:
+        return residuals[0].values_ns[:, np.newaxis], residuals[0].probs
     product = 1
     for residual in residuals:
         product *= residual.values_ns.size
-    if product <= EXACT_OUTCOMES or len(residuals) == 1:
+    if product <= EXACT_OUTCOMES:
         grid = np.meshgrid(*(residual.values_ns for residual in residuals), indexing="ij")
         weight = np.ones(())
         for residual in residuals:

@@ -78,13 +78,10 @@ def residual_of_seconds(samples_s: tuple[float, ...]) -> Residual:
     return FINISHED if not any(samples) else Residual(samples)
 
 
-def condition(samples_ns: IntArray, elapsed_ns: int, one_more_ns: int) -> Residual:
-    """Return ``X - e`` given ``X > e`` (Eq. 4) for the empirical ``X`` in ``samples_ns``.
+@lru_cache(maxsize=65536)
+def outlived(one_more_ns: int) -> Residual:
+    """Return the residual of a stage that has received more service than any execution seen.
 
-    If no sample exceeds ``e`` the stage has outlived all that was seen. Eq. 4 is then undefined; the
-    residual is the smallest positive service of one more expected request, ``one_more_ns``.
+    Eq. 4 is undefined there; the residual is the smallest positive service of one more expected request.
     """
-    left = samples_ns[samples_ns > elapsed_ns] - elapsed_ns
-    if left.size == 0:
-        return Residual([max(one_more_ns, 1)])
-    return Residual(left)
+    return Residual([one_more_ns])

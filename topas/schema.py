@@ -12,6 +12,9 @@ from topas.errors import InputError
 MAX_BYTES = 8 * 1024 * 1024
 """Longest line of a trace, and largest event, that is read."""
 
+MAX_SHOWN = 60
+"""Longest piece of a wrong value that an error shows."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -45,9 +48,7 @@ def parse_json(
         if it is too long, not UTF-8, not JSON, holds NaN or infinity, or has a key twice.
     """
     if max_bytes is not None and len(data) > max_bytes:
-        raise InputError(
-            f"expected at most {max_bytes} bytes, found {len(data)}", source=source, line=line
-        )
+        raise InputError(f"expected at most {max_bytes} bytes, found {len(data)}", source=source, line=line)
     try:
         return json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
     except InputError as error:
@@ -64,7 +65,11 @@ def parse_json(
 
 
 def validate(
-    model: type[Model], value: Any, *, source: str | None = None, line: int | None = None  # noqa: ANN401  any JSON value
+    model: type[Model],
+    value: Any,
+    *,
+    source: str | None = None,
+    line: int | None = None,
 ) -> Model:
     """Check a JSON value against a schema.
 
@@ -81,5 +86,5 @@ def validate(
         expected = first["msg"][0].lower() + first["msg"][1:]
         if first["type"] not in ("missing", "extra_forbidden"):
             shown = repr(first.get("input"))
-            expected += f", found {shown if len(shown) <= 60 else shown[:57] + '...'}"
+            expected += f", found {shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + '...'}"
         raise InputError(expected, source=source, line=line, field=field) from None

@@ -43,7 +43,7 @@ def one_prefix_rate_per_s(trace: Trace, profile: Profile) -> float:
     return 1 / cost_s
 
 
-def rate_for_load(  # noqa: PLR0913, PLR0917  a workload's own arguments, a load and a profile
+def rate_for_load(  # noqa: PLR0913  a workload's own arguments, a load and a profile
     name: str,
     load: float,
     profile: Profile,

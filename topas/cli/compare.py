@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compare.cell import Source
     from compare.report import Comparison
     from compare.run import Outcome
+    from topas.profile import Profile
 
 LOADS = (0.5, 0.75)
 SEEDS = (1, 2, 3)
@@ -30,7 +31,7 @@ EXTRA = frozenset({"joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"
 SHOWN_ELSEWHERE = frozenset({"command", "run", "what", "folder", "jobs", "progress", "quiet", "json"})
 """Arguments that decide no result, or stand first or last in the command line."""
 
-LENGTHS: dict[str, type[int] | type[float]] = {
+LENGTHS: dict[str, type[int | float]] = {
     "prefix_tokens": int,
     "input_tokens": int,
     "output_tokens": int,
@@ -39,7 +40,7 @@ LENGTHS: dict[str, type[int] | type[float]] = {
     "output_sigma": float,
 }
 
-Number = TypeVar("Number", int, float)
+Item = TypeVar("Item")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
@@ -47,8 +48,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compare",
         help="run policies side by side: CSV, Parquet, Markdown, figure",
-        description="Run every policy on the same traces and compare it with the best baseline, as the paper does: "
-        "per workload and metric, averaged over the operating points.",
+        description="Run every policy on the same traces and compare it with the best baseline, as the paper"
+        " does: per workload and metric, averaged over the operating points.",
         epilog="Finished cells are kept in DIR/cells: an interrupted command, given again, goes on. "
         "example: topas compare chain-3 dag-4 --loads 0.25,0.5 --seeds 1,2,3 -o out/synthetic",
     )
@@ -58,16 +59,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     parser.add_argument("-o", dest="folder", required=True, metavar="DIR", help="folder for the results")
     parser.add_argument("--policies", type=_names, metavar="a,b", help="policies to run (default: all)")
     points = parser.add_mutually_exclusive_group()
-    points.add_argument("--rates", type=_list_of(float), metavar="R,R", help="arrival rates, tasks a second")
+    points.add_argument("--rates", type=_rates, metavar="R,R", help="arrival rates, tasks a second")
     points.add_argument(
         "--loads",
-        type=_list_of(float),
+        type=_rates,
         metavar="X,X",
         help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {_joined(LOADS)})",
     )
     parser.add_argument("--tasks", type=int, metavar="N", help=f"tasks a trace (default: {TASKS})")
     parser.add_argument(
-        "--seeds", type=_list_of(int), metavar="S,S", help=f"seeds of the traces (default: {_joined(SEEDS)})"
+        "--seeds", type=_seeds, metavar="S,S", help=f"seeds of the traces (default: {_joined(SEEDS)})"
     )
     lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
     for name, kind in LENGTHS.items():
@@ -103,12 +104,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
 
-    policies = _policies(args.policies)
-    folder = Path(args.folder)
-    sources = _sources(args)
-    if args.plot and not any(source.rate_per_s is not None for source in sources):
+    policies, profile, folder = _policies(args.policies), engine_of(args), Path(args.folder)
+    sources = _sources(args, profile)
+    drawn = any(source.rate_per_s is not None for source in sources)
+    if args.plot and not drawn:
         raise InputError("needs a workload with arrival rates: there is nothing to draw", field="--plot")
-    cells = cells_of(sources, policies, engine_of(args), params_of(args))
+    cells = cells_of(sources, policies, profile, params_of(args))
     progress = False if args.quiet else args.progress or None
     try:
         outcome = run_cells(cells, folder, jobs=_jobs(args.jobs), progress=progress)
@@ -122,19 +123,19 @@ def _run(args: argparse.Namespace) -> int:
         _say(f"failed: {failure.cell}: {failure.reason}")
     if not outcome.results:
         return 1
-    drawn = any(source.rate_per_s is not None for source in sources)
     command = _command(args, policies, drawn=drawn)
     comparison = Comparison.of(command, policies, baseline_names(), outcome)
     files = write_report(comparison, folder)
     if args.plot:
         files += write_figure(comparison, folder)
-    print(_json(comparison, files) if args.json else screen(comparison))
-    if not args.json:
-        print(f"\nwritten: {', '.join(str(path) for path in files)}")
+    if args.json:
+        print(_json(comparison, files))
+    else:
+        print(f"{screen(comparison)}\n\nwritten: {', '.join(map(str, files))}")
     return 1 if outcome.failures else 0
 
 
-def _sources(args: argparse.Namespace) -> list[Source]:
+def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
     """Return the traces; all that can be wrong with them is found here, before anything runs."""
     from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  as above
     from topas.sim.engine import refuse_unservable  # noqa: PLC0415  as above
@@ -146,7 +147,6 @@ def _sources(args: argparse.Namespace) -> list[Source]:
     at = args.rates or args.loads or LOADS
     tasks = TASKS if args.tasks is None else args.tasks
     points = Points(at, args.rates is None, args.seeds or SEEDS, tasks, options)
-    profile = engine_of(args)
     sources: list[Source] = []
     as_it_is = []
     for what in args.what:
@@ -160,7 +160,8 @@ def _sources(args: argparse.Namespace) -> list[Source]:
             as_it_is.append(what)
         refuse_unservable(trace_of(found[0]), profile)
         sources += found
-    useless = [name for name in ("rates", "loads", "seeds", "tasks", *options.given()) if getattr(args, name)]
+    useless = [name for name in ("rates", "loads", "seeds", "tasks") if getattr(args, name) is not None]
+    useless += options.given()
     if as_it_is and useless and not args.quiet:
         _say(f"{', '.join(map(_option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
     return sources
@@ -238,25 +239,29 @@ def _joined(values: Iterable[object]) -> str:
     return ",".join(str(value) for value in values)
 
 
-def _list_of(kind: type[Number]) -> Callable[[str], tuple[Number, ...]]:
-    """Return the reader of a comma-separated list of different finite numbers."""
+def _rates(text: str) -> tuple[float, ...]:
+    values = _list(text, float)
+    if not all(0 < value < math.inf for value in values):
+        raise argparse.ArgumentTypeError(f"expected positive numbers, found {text!r}")
+    return values
 
-    def read(text: str) -> tuple[Number, ...]:
-        try:
-            values = tuple(kind(item) for item in text.split(","))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"expected numbers with commas between, found {text!r}"
-            ) from None
-        if not all(math.isfinite(value) for value in values) or len(set(values)) < len(values):
-            raise argparse.ArgumentTypeError(f"expected different finite numbers, found {text!r}")
-        return values
 
-    return read
+def _seeds(text: str) -> tuple[int, ...]:
+    values = _list(text, int)
+    if min(values) < 0:
+        raise argparse.ArgumentTypeError(f"expected no negative number, found {text!r}")
+    return values
+
+
+def _list(text: str, kind: Callable[[str], Item]) -> tuple[Item, ...]:
+    try:
+        values = tuple(kind(item) for item in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between, found {text!r}") from None
+    if len(set(values)) < len(values):
+        raise argparse.ArgumentTypeError(f"found one twice in {text!r}")
+    return values
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"expected different names, found {text!r}")
-    return names
+    return _list(text, str)

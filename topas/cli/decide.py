@@ -20,7 +20,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         epilog="example: topas decide event.json --policy topas --json",
     )
     parser.add_argument("event", metavar="EVENT", help="event file")
-    parser.add_argument("--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)")
+    parser.add_argument(
+        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
+    )
     parser.add_argument("--json", action="store_true", help="print one decision object and nothing else")
     return parser
 

@@ -19,15 +19,25 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help=f"engine profile: a JSON file or one of {', '.join(profile_names())} (default: study)",
     )
-    engine.add_argument("--admission", choices=["full", "sglang"], help="override the profile's admission rule")
-    engine.add_argument("--redo", choices=["decode", "prefill", "keep"], help="override how a preempted request resumes")
-    engine.add_argument("--host-cache", choices=["on", "off"], help="override whether evicted KV keeps a host copy")
+    engine.add_argument(
+        "--admission", choices=["full", "sglang"], help="override the profile's admission rule"
+    )
+    engine.add_argument(
+        "--redo", choices=["decode", "prefill", "keep"], help="override how a preempted request resumes"
+    )
+    engine.add_argument(
+        "--host-cache", choices=["on", "off"], help="override whether evicted KV keeps a host copy"
+    )
     search = parser.add_argument_group("score and search (defaults in brackets)")
     defaults = Params()
     search.add_argument("--beta", type=float, help=f"weight of prefix reuse, Eq. 11 [{defaults.beta}]")
     search.add_argument("--rho", type=float, help=f"strength of aging, Eq. 12 [{defaults.rho}]")
-    search.add_argument("--M", type=int, help=f"largest agent pool that is enumerated, at most 16 [{defaults.M}]")
-    search.add_argument("--K", type=int, help=f"cap on admissions and on preemptions a decision, 0 for none [{defaults.K}]")
+    search.add_argument(
+        "--M", type=int, help=f"largest agent pool that is enumerated, at most 16 [{defaults.M}]"
+    )
+    search.add_argument(
+        "--K", type=int, help=f"cap on admissions and on preemptions a decision, 0 for none [{defaults.K}]"
+    )
 
 
 def engine_of(args: argparse.Namespace) -> Profile:

@@ -27,7 +27,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         epilog="example: topas simulate chain.jsonl --policy topas --profile study --json",
     )
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
-    parser.add_argument("--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)")
+    parser.add_argument(
+        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
+    )
     add_engine_options(parser)
     parser.add_argument(
         "--events", metavar="E.jsonl", help="record every decision with the event it was made on"

@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
             DEFAULT_RATE_PER_S.get(args.name),
             lambda load, profile: rate_for_load(args.name, load, profile, tasks, args.seed, options),
         )
-    trace = generate(args.name, rate_per_s=rate or 1.0, tasks=tasks, seed=args.seed, options=options)
+    trace = generate(
+        args.name, rate_per_s=1.0 if rate is None else rate, tasks=tasks, seed=args.seed, options=options
+    )
     write_trace(trace, args.output)
     counts = {"file": args.output, "rate_per_s": rate, **summary(trace)}
     print(json.dumps(counts) if args.json else f"{args.output}: {in_words(counts)}")

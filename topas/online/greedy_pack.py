@@ -18,8 +18,8 @@ NOTHING = -(1 << 62)
 """The value of a prefix set for which no state is feasible."""
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, PLR0913, PLR0917
+@numba.njit(cache=True)
+def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-def]
     """Return L of a task after the work in ``done`` and one more request, through the memo if it has one."""
     at = p.memo_at[task]
     if at >= 0:
@@ -28,9 +28,7 @@ def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-d
             return known
     part = p.part_at[task]
     done[part + stage] += work
-    mean = mean_longest_path(
-        p.z, p.weights, p.before, p.before_at, p.rows[p.row[task]], done, part, p.finish
-    )
+    mean = mean_longest_path(p.z, p.weights, p.before, p.before_at, p.rows[p.row[task]], done, part, p.finish)
     done[part + stage] -= work
     left = np.int64(np.rint(mean + p.rest_ns[task]))
     if at >= 0:
@@ -38,8 +36,8 @@ def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-d
     return left
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def joint_gain_ns(k, task, mask, done, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+@numba.njit(cache=True)
+def joint_gain_ns(k, task, mask, done, p):  # type: ignore[no-untyped-def]
     """Return the aged gain of a task's admissions so far together with waiting request k."""
     if p.work_stage[k] < 0:
         # The request's stage has no service left to do: it changes nothing.
@@ -51,8 +49,8 @@ def joint_gain_ns(k, task, mask, done, p):  # type: ignore[no-untyped-def]  # no
     return np.int64(np.rint(p.age[task] * np.float64(p.path_ns[task] - left)))
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def earlier(p, best, kept, chosen, count):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+@numba.njit(cache=True)
+def earlier(p, best, kept, chosen, count):  # type: ignore[no-untyped-def]
     """Return whether a state holds the first request, in canonical order, that only one of two holds."""
     flags = p.flags
     flags[:] = 0
@@ -68,13 +66,13 @@ def earlier(p, best, kept, chosen, count):  # type: ignore[no-untyped-def]  # no
     for flag in flags:
         if flag == 1:
             return True
-        if flag == 2:  # noqa: PLR2004
+        if flag == 2:
             return False
     return False
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def offer(p, best, score, running, moved, kept, chosen, gains, count):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, PLR0913, PLR0917
+@numba.njit(cache=True)
+def offer(p, best, score, running, moved, kept, chosen, gains, count):  # type: ignore[no-untyped-def]
     """Keep a feasible state if it beats the best: score, more running, fewer moved tokens, earlier task.
 
     An empty state is the last resort: any other state beats it.
@@ -103,8 +101,8 @@ def offer(p, best, score, running, moved, kept, chosen, gains, count):  # type: 
     best.gains[:count] = gains[:count]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, C901, PLR0912, PLR0915
+@numba.njit(cache=True)
+def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]
     """Pack under the prefix set ``inside`` (0/1 per agent), offering every state; return the best score.
 
     O(waiting x admissions). Returns :data:`NOTHING` if the set cannot be covered within the budget,

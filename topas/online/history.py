@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from topas.residual import Residual, condition
+from topas.residual import Residual, outlived
 
 WINDOW = 256
 """Executions remembered per agent-stage pair: recent ones describe the present load best, and memory
@@ -27,13 +27,12 @@ class StageHistory:
         self._totals: deque[int] = deque(maxlen=WINDOW)
         self._requests = 0
         self._requests_ns = 0
-        self._residuals: dict[int, Residual] = {}
+        self._residuals: dict[tuple[int, int], Residual] = {}
 
     def request_done(self, service_ns: int) -> None:
         """Record the service of one finished request."""
         self._requests += 1
         self._requests_ns += service_ns
-        self._residuals.clear()
 
     def stage_done(self, total_ns: int) -> None:
         """Record the total service of a finished execution."""
@@ -50,13 +49,13 @@ class StageHistory:
         ``unknown_ns`` stands for the profiled total where no profile exists. The same history gives the
         same object, which lets path evaluations be shared.
         """
-        found = self._residuals.get(elapsed_ns)
+        profiled = self.profiled_ns if self.profiled_ns is not None else unknown_ns
+        key = (elapsed_ns, 0 if self._totals else profiled)
+        found = self._residuals.get(key)
         if found is None:
-            profiled = self.profiled_ns if self.profiled_ns is not None else unknown_ns
             samples = np.array(self._totals or [profiled], dtype=np.int64)
-            if elapsed_ns:
-                found = condition(samples, elapsed_ns, self.request_ns(profiled))
-            else:
-                found = Residual(samples)
-            self._residuals[elapsed_ns] = found
+            if elapsed_ns and elapsed_ns >= samples.max():
+                return outlived(max(self.request_ns(profiled), 1))
+            found = Residual(samples[samples > elapsed_ns] - elapsed_ns if elapsed_ns else samples)
+            self._residuals[key] = found
         return found

@@ -12,10 +12,11 @@ from topas.policies.policy import JointPolicy
 
 def _without(*, reuse: bool, aging: bool) -> JointPolicy:
     """Return TOPAS without future reuse (beta = 0) and/or aging (rho = 0)."""
-    changes = ({"beta": 0.0} if reuse else {}) | ({"rho": 0.0} if aging else {})
 
     def decide(event: Event) -> Decision:
-        return select(replace(event, params=replace(event.params, **changes)))
+        params = event.params
+        params = replace(params, beta=0.0 if reuse else params.beta, rho=0.0 if aging else params.rho)
+        return select(replace(event, params=params))
 
     name = {(True, True): "topas-base", (True, False): "topas-no-reuse", (False, True): "topas-no-aging"}
     return JointPolicy(name[reuse, aging], decide)

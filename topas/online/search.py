@@ -16,7 +16,7 @@ from topas.score import decision_of
 
 
 class Input(NamedTuple):
-    """The arrays of a :class:`~topas.problem.Problem` that compiled code reads, with its memos and scratch."""
+    """What compiled code reads of a :class:`~topas.problem.Problem`, with the memos, and its work space."""
 
     prefix: IntArray
     swap_ns: IntArray
@@ -82,8 +82,8 @@ class Scratch(NamedTuple):
     chosen: IntArray
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def repairs(inside, active, p, best, s, trial):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, PLR0913, PLR0917
+@numba.njit(cache=True)
+def repairs(inside, active, p, best, s, trial):  # type: ignore[no-untyped-def]
     """Pack every set that drops one agent of ``inside``, or swaps one for an agent outside."""
     agents = len(inside)
     for a in range(agents):
@@ -98,8 +98,8 @@ def repairs(inside, active, p, best, s, trial):  # type: ignore[no-untyped-def] 
                     trial[b] = 0
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def search(active, most, p, best, s):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, C901, PLR0912
+@numba.njit(cache=True)
+def search(active, most, p, best, s):  # type: ignore[no-untyped-def]
     """Run Algorithm 1 over the active agents (0/1 per agent), leaving the selected state in ``best``."""
     agents = len(active)
     trial = np.zeros(agents, dtype=np.int64)

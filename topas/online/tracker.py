@@ -24,11 +24,13 @@ class LiveTask:
     """A task that has arrived and not finished."""
 
     __slots__ = (
-        "arrival_s", "attained_ns", "cached_state", "dag", "elapsed_ns", "finished", "histories", "id", "left",
-        "missing", "running", "workflow",
+        "arrival_s", "attained_ns", "cached_state", "dag", "elapsed_ns", "finished", "histories", "id",
+        "left", "missing", "running", "workflow",
     )  # fmt: skip
 
-    def __init__(self, name: str, workflow: Workflow, arrival_s: float, histories: list[StageHistory]) -> None:
+    def __init__(
+        self, name: str, workflow: Workflow, arrival_s: float, histories: list[StageHistory]
+    ) -> None:
         size = len(workflow.dag)
         self.id = name
         self.workflow = workflow

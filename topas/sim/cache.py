@@ -18,7 +18,9 @@ Key = tuple[str, str, int]
 class KvCache:
     """Token-exact accounting; ``used`` + ``leftover`` never exceeds ``budget`` after :meth:`trim`."""
 
-    def __init__(self, budget: int, prefixes: Mapping[str, int], *, host: bool, swap_s_per_token: float) -> None:
+    def __init__(
+        self, budget: int, prefixes: Mapping[str, int], *, host: bool, swap_s_per_token: float
+    ) -> None:
         self.budget = budget
         self.used = 0
         self.leftover = 0

@@ -15,7 +15,9 @@ from topas.profile import Profile
 def run_s(profile: Profile, requests: int, kv_tokens: int, steps: int) -> float:
     """Return T(steps), the time of a run of decode steps."""
     first = (
-        profile.decode_base_s + requests * profile.decode_s_per_seq + kv_tokens * profile.decode_s_per_kv_token
+        profile.decode_base_s
+        + requests * profile.decode_s_per_seq
+        + kv_tokens * profile.decode_s_per_kv_token
     )
     return steps * first + profile.decode_s_per_kv_token * requests * (steps * (steps - 1) / 2)
 

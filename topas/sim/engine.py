@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from topas.decision import Decision
 from topas.errors import InputError, SimulationError
@@ -77,7 +78,8 @@ def refuse_unservable(trace: Trace, profile: Profile) -> None:
                 if need > profile.kv_budget_tokens:
                     raise InputError(
                         f"needs {need} KV tokens (prefix {prefix}, input {spec.input_tokens}, "
-                        f"max_new {spec.max_new_tokens}); profile {profile.name} has {profile.kv_budget_tokens}",
+                        f"max_new {spec.max_new_tokens}); "
+                        f"profile {profile.name} has {profile.kv_budget_tokens}",
                         source=trace.name,
                         field=f"tasks.{task.id}.stages.{task.workflow.dag.names[stage]}.rounds.{index}",
                     )
@@ -86,7 +88,7 @@ def refuse_unservable(trace: Trace, profile: Profile) -> None:
 class Engine:
     """State of one run; see :func:`simulate`."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  see simulate
+    def __init__(  # noqa: PLR0913  see simulate
         self,
         trace: Trace,
         policy: Policy,
@@ -302,7 +304,9 @@ class Engine:
             need = self._tokens_to_add(job)
             free = self._free()
             # SGLang asks for strictly more than the need in its own mode (one token of overhead).
-            if (need >= free if self.by_ratio else need > free) or len(self.running) >= self.profile.max_running:
+            if (need >= free if self.by_ratio else need > free) or len(
+                self.running
+            ) >= self.profile.max_running:
                 self.need = need
                 break
             self._admit(job, 0)
@@ -341,23 +345,23 @@ class Engine:
     def _seen(self, job: Job) -> Request:
         """Return a request as the policy sees it now."""
         base = job.request
+        service_s = self.tracker.service_s(job.live, job.stage, job.profiled_ns)
+        if job.phase is Phase.WAITING:
+            cached = self.cached_tokens(base)
+            if job.seen.service_s != service_s or job.seen.cached_tokens != cached:
+                job.seen = replace(base, service_s=service_s, cached_tokens=cached)
+            return job.seen
         generated = self.generated(job)
         reserve = base.reserve_tokens
-        running = job.phase is not Phase.WAITING
         if self.by_ratio and job.phase is Phase.DECODE:
             left = job.round.max_new_tokens - generated
             reserve += math.ceil(self.ratio.value * left) - left
-        return Request(
-            id=base.id,
-            task=base.task,
-            stage=base.stage,
-            agent=base.agent,
+        return replace(
+            base,
             reserve_tokens=reserve,
-            service_s=self.tracker.service_s(job.live, job.stage, job.profiled_ns),
-            arrival_s=base.arrival_s,
-            cached_tokens=0 if running else self.cached_tokens(base),
-            generated_tokens=generated if running else 0,
-            credit_s=to_s(job.credit_ns) if running else 0.0,
+            service_s=service_s,
+            generated_tokens=generated,
+            credit_s=to_s(job.credit_ns),
         )
 
     def generated(self, job: Job) -> int:
@@ -540,7 +544,7 @@ class EngineView:
         self._engine = engine
 
     @property
-    def waiting(self) -> Iterable[Request]:
+    def waiting(self) -> Collection[Request]:
         """Return the ready requests."""
         return [job.request for job in self._engine.waiting.values()]
 

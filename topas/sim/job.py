@@ -22,19 +22,21 @@ class Phase(Enum):
 class Job:
     """One request from the moment it is ready until it is finished.
 
+    ``request`` are its lasting facts, ``seen`` how a policy last saw it in the queue.
     ``generated`` is exact except while decoding, where it lags: the engine counts decode steps once for
     the whole batch (see ``Engine.generated``). ``held`` are its dynamic KV tokens, lagging alike.
     """
 
     __slots__ = (
         "agent", "cold", "credit_ns", "finish_step", "generated", "held", "join_step", "live", "phase",
-        "prefill_tokens", "profiled_ns", "request", "round", "round_index", "service_ns", "stage", "start_s",
+        "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns", "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
         self, request: Request, live: LiveTask, stage: int, round_index: int, spec: Round, profiled_ns: int
     ) -> None:
         self.request = request
+        self.seen = request
         self.live = live
         self.stage = stage
         self.agent = request.agent

@@ -1,0 +1,48 @@
+# make demo: set up and compare all policies; make test: set up and run every test.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= out
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench figures fit-table-1 clean
+
+# The interpreter may be called python3 only; any 3.11 or later will do.
+$(READY): pyproject.toml
+	$(if $(shell command -v $(PYTHON)),$(PYTHON),python3) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/topas compare chain-3 dag-4 --loads 0.5,1.0 --tasks 60 --seeds 1,2,3 --profile study --plot -o $(OUT)/demo
+	@echo
+	@echo "Files: $(OUT)/demo (report.md, results.csv, results.parquet, summary.csv, figure.png)"
+	@echo "Next, on a trace of your own:"
+	@echo "  $(BIN)/topas check my-trace.jsonl"
+	@echo "  $(BIN)/topas compare my-trace.jsonl -o $(OUT)/mine"
+	@echo "Formats: docs/formats.md. All commands: $(BIN)/topas --help"
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m compare.bench
+
+fit-table-1: $(READY)
+	$(BIN)/python -m compare.table1 --fit
+
+figures: $(READY)
+	$(BIN)/python -m compare.figures -o $(OUT)/figures
+
+clean:
+	rm -rf $(VENV) $(OUT)

@@ -1,0 +1,180 @@
+"""Table I of the paper: two agents under FCFS, grouped against alternating, and the fit to it.
+
+``python -m compare.table1`` plays the table with the built-in A100 profile; ``--fit`` fits the free
+constants again and prints them. See docs/reproduction.md for what the table can and cannot identify.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import differential_evolution
+from tabulate import tabulate
+
+from topas.profile import Profile, load_profile
+from topas.sim import simulate
+from traces.workloads import WorkloadOptions, generate
+
+PROFILE = "a100-80g-qwen2.5-32b"
+ORDERS = ("grouped", "alternating")
+PAPER = {
+    100: ((1145.5, 9.3, 15), (2086.0, 4.7, 8)),
+    150: ((1639.3, 10.0, 16), (3104.4, 4.8, 8)),
+    200: ((2143.5, 11.5, 16), (4079.1, 5.0, 7)),
+}
+"""Requests per agent: (makespan in seconds, mean batch, peak batch), grouped and alternating."""
+TOLERANCE = (0.03, 0.08, 1.0)
+"""Target: makespan within 3 %, mean batch within 8 %, peak batch within 1."""
+
+BOUNDS = {
+    "prefix_tokens": (6_000.0, 16_000.0),
+    "output_tokens": (600.0, 1_400.0),
+    "kv_budget_tokens": (20_000.0, 45_000.0),
+    "decode_s_per_seq": (0.0003, 0.003),
+    "gap_s": (1.0, 6.0),
+}
+"""The five fitted constants and their physical ranges (docs/reproduction.md gives the reasons)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The five constants of one candidate fit; ``gap_s`` is the mean time between arrivals."""
+
+    prefix_tokens: float
+    output_tokens: float
+    kv_budget_tokens: float
+    decode_s_per_seq: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell of the table, simulated."""
+
+    requests: int
+    order: str
+    makespan_s: float
+    mean_batch: float
+    peak_batch: int
+
+
+def play(profile: Profile, options: dict[str, int], gap_s: float, seed: int) -> list[Row]:
+    """Simulate the six cells of the table."""
+    rows = []
+    for requests in PAPER:
+        for order in ORDERS:
+            chosen = WorkloadOptions(order=order, **options)
+            trace = generate("two-agent", rate_per_s=1.0 / gap_s, tasks=requests, seed=seed, options=chosen)
+            metrics = simulate(trace, "fcfs", profile).metrics
+            rows.append(
+                Row(
+                    requests,
+                    order,
+                    float(metrics["makespan_s"]),
+                    float(metrics["mean_batch"]),
+                    int(metrics["peak_batch"]),
+                )
+            )
+    return rows
+
+
+def errors(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
+    """Return each row's error in makespan (relative), mean batch (relative) and peak batch (requests)."""
+    found = []
+    for row in rows:
+        makespan, mean, peak = PAPER[row.requests][ORDERS.index(row.order)]
+        found.append((row.makespan_s / makespan - 1, row.mean_batch / mean - 1, float(row.peak_batch - peak)))
+    return found
+
+
+def at(base: Profile, point: Point) -> tuple[Profile, dict[str, int], float]:
+    """Return the profile, workload options and mean gap of a candidate."""
+    profile = base.model_copy(
+        update={
+            "kv_budget_tokens": round(point.kv_budget_tokens),
+            "decode_s_per_seq": point.decode_s_per_seq,
+        }
+    )
+    options = {"prefix_tokens": round(point.prefix_tokens), "output_tokens": round(point.output_tokens)}
+    return profile, options, point.gap_s
+
+
+def loss(point: Point, base: Profile, seeds: Sequence[int]) -> float:
+    """Return the mean squared error in units of the tolerances, over cells, columns and arrival seeds."""
+    if point.kv_budget_tokens < 2 * point.prefix_tokens + 2 * point.output_tokens:
+        return 1e6
+    profile, options, gap_s = at(base, point)
+    scaled = [
+        np.asarray(row) / TOLERANCE for seed in seeds for row in errors(play(profile, options, gap_s, seed))
+    ]
+    return float(np.mean(np.square(scaled)))
+
+
+def fit(base: Profile, seeds: Sequence[int], generations: int, population: int) -> tuple[Point, float]:
+    """Fit the five constants by differential evolution; same arguments, same result."""
+    names = list(BOUNDS)
+    found = differential_evolution(
+        lambda x: loss(Point(**dict(zip(names, x, strict=True))), base, seeds),
+        list(BOUNDS.values()),
+        maxiter=generations,
+        popsize=population,
+        rng=np.random.default_rng(1),
+        tol=1e-6,
+        polish=False,
+        callback=lambda intermediate_result: print(
+            f"loss {intermediate_result.fun:.4f} at {np.round(intermediate_result.x, 5)}", file=sys.stderr
+        ),
+    )
+    return Point(**{name: float(value) for name, value in zip(names, found.x, strict=True)}), float(found.fun)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a Markdown table: paper, simulated, error."""
+    lines = []
+    for row, (makespan, mean, peak) in zip(rows, errors(rows), strict=True):
+        paper = PAPER[row.requests][ORDERS.index(row.order)]
+        lines.append(
+            (
+                row.requests, row.order,
+                paper[0], f"{row.makespan_s:.1f}", f"{makespan:+.1%}",
+                paper[1], f"{row.mean_batch:.1f}", f"{mean:+.1%}",
+                paper[2], row.peak_batch, f"{peak:+.0f}",
+            )
+        )  # fmt: skip
+    head = ["n", "order", "makespan s", "sim", "error", "mean batch", "sim", "error", "peak", "sim", "error"]
+    return tabulate(lines, head, tablefmt="github", disable_numparse=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play or fit."""
+    parser = argparse.ArgumentParser(prog="python -m compare.table1", description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the five constants again")
+    parser.add_argument("--seeds", default="1", help="arrival seeds, comma-separated")
+    parser.add_argument("--generations", type=int, default=60)
+    parser.add_argument("--population", type=int, default=12)
+    args = parser.parse_args(argv)
+    seeds = [int(item) for item in args.seeds.split(",")]
+    base = load_profile(PROFILE)
+    if args.fit:
+        point, value = fit(base, seeds, args.generations, args.population)
+        print(json.dumps({"loss": value, **{name: getattr(point, name) for name in BOUNDS}}, indent=1))
+        profile, options, gap_s = at(base, point)
+        print(table(play(profile, options, gap_s, seeds[0])))
+        return 0
+    default = generate("two-agent", rate_per_s=1.0, tasks=1, seed=1)
+    for seed in seeds:
+        print(f"arrival seed {seed}, {default.name}")
+        print(table(play(base, {}, TABLE_GAP_S, seed)))
+    return 0
+
+
+TABLE_GAP_S = 2.3
+"""Mean time between arrivals of the fit."""
+
+if __name__ == "__main__":
+    sys.exit(main())
