@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ CELL = Cell(SOURCE, "lpm", STUDY, Params())
 POINTS = Points((0.05, 0.1), loads=False, seeds=(1, 2), tasks=3, options=WorkloadOptions())
 
 
-def test_the_key_is_the_hash_of_the_canonical_json_and_the_version(monkeypatch):
+def test_the_key_is_the_hash_of_the_canonical_json_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "version", lambda _: "1.2.3")
     options = dict.fromkeys(
         ["prefix_tokens", "input_tokens", "output_sigma", "input_sigma", "max_new_tokens", "order"]
@@ -55,7 +56,7 @@ def test_the_key_is_the_hash_of_the_canonical_json_and_the_version(monkeypatch):
     assert CELL.key() == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_equal_cells_have_equal_keys():
+def test_equal_cells_have_equal_keys() -> None:
     source = Generated("chain-3", 0.1, 3, 1, WorkloadOptions(output_tokens=50))
     assert Cell(source, "lpm", load_profile("study"), Params()).key() == CELL.key()
 
@@ -77,27 +78,27 @@ def test_equal_cells_have_equal_keys():
     ],
     ids=str,
 )
-def test_whatever_a_result_depends_on_changes_the_key(other):
+def test_whatever_a_result_depends_on_changes_the_key(other: Cell) -> None:
     assert other.key() != CELL.key()
 
 
-def test_a_new_version_changes_the_key(monkeypatch):
+def test_a_new_version_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = CELL.key()
     monkeypatch.setattr(cell_module, "version", lambda _: "999")
     assert CELL.key() != before
 
 
-def test_another_digest_of_the_trace_file_changes_the_key():
+def test_another_digest_of_the_trace_file_changes_the_key() -> None:
     old, new = (replace(CELL, source=TraceFile("a.jsonl", digit * 64, 3)) for digit in "01")
     assert old.key() != new.key()
 
 
-def test_canonical_json_has_no_nan():
+def test_canonical_json_has_no_nan() -> None:
     with pytest.raises(ValueError, match="JSON"):
         canonical({"x": float("nan")})
 
 
-def test_every_policy_gets_the_same_trace():
+def test_every_policy_gets_the_same_trace() -> None:
     cells = cells_of(sources_of("dag-4", POINTS, STUDY), ("fcfs", "lpm", "topas"), STUDY, Params())
     assert len(cells) == 2 * 2 * 3
     assert [cell.policy for cell in cells[:3]] == ["fcfs", "lpm", "topas"]
@@ -109,12 +110,12 @@ def test_every_policy_gets_the_same_trace():
     assert len(set.union(*traces.values())) == 4
 
 
-def test_rates_are_used_as_given():
+def test_rates_are_used_as_given() -> None:
     found = [(one.rate_per_s, one.seed, one.load) for one in sources_of("chain-3", POINTS, STUDY)]
     assert found == [(0.05, 1, None), (0.05, 2, None), (0.1, 1, None), (0.1, 2, None)]
 
 
-def test_a_load_becomes_the_rate_of_each_seeds_own_lengths():
+def test_a_load_becomes_the_rate_of_each_seeds_own_lengths() -> None:
     options = WorkloadOptions(output_sigma=0.5)
     points = Points((0.5,), loads=True, seeds=(1, 2), tasks=3, options=options)
     found = sources_of("chain-3", points, STUDY)
@@ -125,20 +126,20 @@ def test_a_load_becomes_the_rate_of_each_seeds_own_lengths():
     assert found[0].rate_per_s != found[1].rate_per_s
 
 
-def test_a_fixed_workload_is_one_trace_without_rate_or_seed():
+def test_a_fixed_workload_is_one_trace_without_rate_or_seed() -> None:
     (source,) = sources_of("figure-2", POINTS, STUDY)
     assert source == Fixed("figure-2", 2)
     assert (source.rate_per_s, source.seed, source.load) == (None, None, None)
     assert len(source.trace().tasks) == 2
 
 
-def test_a_fixed_workload_takes_no_options():
+def test_a_fixed_workload_takes_no_options() -> None:
     points = replace(POINTS, options=WorkloadOptions(prefix_tokens=5))
     with pytest.raises(InputError, match="fixed"):
         sources_of("figure-2", points, STUDY)
 
 
-def test_a_trace_file_is_used_as_it_is(tmp_path):
+def test_a_trace_file_is_used_as_it_is(tmp_path: Path) -> None:
     trace = generate("chain-3", rate_per_s=0.1, tasks=3, seed=1)
     path = tmp_path / "t.jsonl"
     write_trace(trace, path)
@@ -148,7 +149,7 @@ def test_a_trace_file_is_used_as_it_is(tmp_path):
     assert list(trace_lines(source.trace())) == list(trace_lines(trace))
 
 
-def test_a_trace_file_that_changed_is_refused(tmp_path):
+def test_a_trace_file_that_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_trace(generate("chain-3", rate_per_s=0.1, tasks=3, seed=1), path)
     source = TraceFile.of(str(path))
@@ -157,14 +158,14 @@ def test_a_trace_file_that_changed_is_refused(tmp_path):
         source.trace()
 
 
-def test_a_wrong_trace_file_is_refused_when_it_is_planned_with(tmp_path):
+def test_a_wrong_trace_file_is_refused_when_it_is_planned_with(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("{}\n")
     with pytest.raises(InputError, match=r"t\.jsonl:1"):
         TraceFile.of(str(path))
 
 
-def test_a_cell_says_what_it_is():
+def test_a_cell_says_what_it_is() -> None:
     assert str(CELL) == "chain-3, 0.1 tasks/s, seed 1, lpm"
     assert str(replace(CELL, source=replace(SOURCE, load=0.5))) == "chain-3, load 0.5, seed 1, lpm"
     assert str(replace(CELL, source=TraceFile("a.jsonl", "0" * 64, 3))) == "a.jsonl, lpm"

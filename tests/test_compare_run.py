@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from compare import run as run_module
 from compare.cell import METRICS, Cell, Generated, TraceFile, cells_of
-from compare.run import Failure, read_result, run_cells
+from compare.run import Failure, Outcome, read_result, run_cells
 from topas.errors import InputError
 from topas.event import Params
-from topas.profile import load_profile
-from topas.sim import simulate
+from topas.profile import Profile, load_profile
+from topas.sim import SimResult, simulate
+from topas.trace import Trace
 from traces.workloads import WorkloadOptions
 
 STUDY = load_profile("study")
@@ -24,15 +28,15 @@ CELLS = cells_of(SOURCES, ("fcfs", "lpm"), STUDY, Params())
 REPRODUCIBLE = [name for name in METRICS if not name.startswith("decision_ms")]
 
 
-def path_of(folder, cell):
+def path_of(folder: Path, cell: Cell) -> Path:
     return folder / "cells" / f"{cell.key()}.json"
 
 
-def reproducible(outcome):
+def reproducible(outcome: Outcome) -> list[dict[str, float]]:
     return [{name: one.metrics[name] for name in REPRODUCIBLE} for one in outcome.results]
 
 
-def test_results_come_in_the_order_of_the_cells_and_are_the_simulators(tmp_path):
+def test_results_come_in_the_order_of_the_cells_and_are_the_simulators(tmp_path: Path) -> None:
     outcome = run_cells(CELLS, tmp_path)
     assert [one.cell for one in outcome.results] == list(CELLS)
     expected = [
@@ -42,12 +46,12 @@ def test_results_come_in_the_order_of_the_cells_and_are_the_simulators(tmp_path)
     assert (outcome.failures, outcome.resumed, outcome.rejected) == ((), 0, 0)
 
 
-def test_a_result_in_memory_is_the_one_on_disk(tmp_path):
+def test_a_result_in_memory_is_the_one_on_disk(tmp_path: Path) -> None:
     for one in run_cells(CELLS, tmp_path).results:
         assert read_result(one.cell, path_of(tmp_path, one.cell)) == one
 
 
-def test_two_processes_give_what_one_gives(tmp_path):
+def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     one, two = run_cells(CELLS, tmp_path / "1"), run_cells(CELLS, tmp_path / "2", jobs=2)
     assert reproducible(one) == reproducible(two)
     assert {path.name for path in (tmp_path / "1/cells").iterdir()} == {
@@ -55,14 +59,14 @@ def test_two_processes_give_what_one_gives(tmp_path):
     }
 
 
-def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
+def test_a_finished_cell_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_cells(CELLS[:2], tmp_path)
     planted = path_of(tmp_path, CELLS[0])
     stored = json.loads(planted.read_text())
     planted.write_text(json.dumps({**stored, "metrics": {**stored["metrics"], "mean_jct_s": 12345.0}}))
     ran = []
 
-    def counted(trace, policy, profile, *, params):
+    def counted(trace: Trace, policy: str, profile: Profile, *, params: Params) -> SimResult:
         ran.append(policy)
         return simulate(trace, policy, profile, params=params)
 
@@ -88,7 +92,9 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
         lambda text: text.replace('"preemptions":0', '"preemptions":"0"'),
     ],
 )
-def test_a_kept_file_that_is_not_that_cells_whole_result_is_run_again(tmp_path, spoil):
+def test_a_kept_file_that_is_not_that_cells_whole_result_is_run_again(
+    tmp_path: Path, spoil: Callable[[str], str]
+) -> None:
     (cell,) = CELLS[:1]
     run_cells([cell], tmp_path)
     path = path_of(tmp_path, cell)
@@ -100,7 +106,7 @@ def test_a_kept_file_that_is_not_that_cells_whole_result_is_run_again(tmp_path, 
     assert read_result(cell, path) == outcome.results[0]
 
 
-def test_files_of_other_cells_do_not_matter(tmp_path):
+def test_files_of_other_cells_do_not_matter(tmp_path: Path) -> None:
     run_cells(CELLS[2:], tmp_path)
     outcome = run_cells(CELLS[:2], tmp_path)
     assert [one.cell for one in outcome.results] == list(CELLS[:2])
@@ -108,7 +114,7 @@ def test_files_of_other_cells_do_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_failed_cell_is_told_in_one_line_and_loses_no_other(tmp_path, jobs):
+def test_a_failed_cell_is_told_in_one_line_and_loses_no_other(tmp_path: Path, jobs: int) -> None:
     missing = replace(CELLS[0], source=TraceFile(str(tmp_path / "none.jsonl"), "0" * 64, 1))
     outcome = run_cells([CELLS[0], missing, *CELLS[1:]], tmp_path, jobs=jobs)
     assert [one.cell for one in outcome.results] == list(CELLS)
@@ -119,11 +125,13 @@ def test_a_failed_cell_is_told_in_one_line_and_loses_no_other(tmp_path, jobs):
     assert not path_of(tmp_path, missing).exists()
 
 
-def test_an_unexpected_error_is_a_failure_with_its_type(tmp_path, monkeypatch):
-    def broken(_trace, policy, _profile, *, params):
+def test_an_unexpected_error_is_a_failure_with_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(trace: Trace, policy: str, profile: Profile, *, params: Params) -> SimResult:
         if policy == "lpm":
             raise RuntimeError("two\nlines")
-        return simulate(_trace, policy, _profile, params=params)
+        return simulate(trace, policy, profile, params=params)
 
     monkeypatch.setattr(run_module, "simulate", broken)
     outcome = run_cells(CELLS[:2], tmp_path)
@@ -132,23 +140,25 @@ def test_an_unexpected_error_is_a_failure_with_its_type(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [{"mean_jct_s": float("nan")}, {"peak_batch": 1.5}, {"surprise": 1}])
-def test_metrics_that_are_not_whole_are_a_failure(tmp_path, monkeypatch, wrong):
-    class Half:
-        metrics = {**dict.fromkeys(METRICS, 1), **wrong}
-
-    monkeypatch.setattr(run_module, "simulate", lambda *_, **__: Half())
+def test_metrics_that_are_not_whole_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, float]
+) -> None:
+    half = SimpleNamespace(metrics={**dict.fromkeys(METRICS, 1), **wrong})
+    monkeypatch.setattr(run_module, "simulate", lambda *_, **__: half)
     outcome = run_cells(CELLS[:1], tmp_path)
     assert outcome.results == ()
     assert "missing or not finite" in outcome.failures[0].reason
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot make the folder"):
         run_cells(CELLS, tmp_path / "file")
 
 
-def test_the_bar_shows_only_on_a_terminal_or_when_asked_for(tmp_path, capsys):
+def test_the_bar_shows_only_on_a_terminal_or_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_cells(CELLS[:1], tmp_path / "a")
     run_cells(CELLS[:1], tmp_path / "b", progress=False)
     assert capsys.readouterr() == ("", "")
@@ -159,26 +169,29 @@ def test_the_bar_shows_only_on_a_terminal_or_when_asked_for(tmp_path, capsys):
 
 
 DYING = """
-import os, sys
+import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 import compare.run as run
 from test_compare_run import CELLS
 
 real = run.attempt
+doomed = CELLS[1].key()
 def attempt(cell, path):
-    done = real(cell, path)
-    if cell.policy == "lpm" and cell.source.seed == 1:
+    if cell.key() == doomed:
         os._exit(1)
-    return done
+    return real(cell, path)
 run.attempt = attempt
-cells = [cell for cell in CELLS if not (cell.policy == "lpm" and cell.source.seed == 2)]
-outcome = run.run_cells(cells, Path(sys.argv[1]), jobs=2)
-print(len(outcome.results) + len(outcome.failures), [failure.reason for failure in outcome.failures])
+outcome = run.run_cells(CELLS, Path(sys.argv[1]), jobs=2)
+done = [one.cell.key() for one in outcome.results]
+print(json.dumps([done, {one.cell.key(): one.reason for one in outcome.failures}]))
 """
 
 
-def test_a_worker_that_dies_costs_only_what_was_not_written(tmp_path, request):
-    done = subprocess.run(  # noqa: S603  our own interpreter and script
+def test_a_worker_that_dies_costs_only_what_was_not_written(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    ran = subprocess.run(  # noqa: S603  our own interpreter and script
         [sys.executable, "-c", DYING, str(tmp_path)],
         cwd=request.path.parent,
         capture_output=True,
@@ -186,8 +199,10 @@ def test_a_worker_that_dies_costs_only_what_was_not_written(tmp_path, request):
         check=True,
         timeout=60,
     )
-    assert done.stdout.startswith("3 ")
-    assert all(reason in ("not done: a worker process died (out of memory?)") for reason in done.stdout[3:-2].split("', '"))
+    done, failed = json.loads(ran.stdout)
+    assert sorted([*done, *failed]) == sorted(cell.key() for cell in CELLS)
+    assert CELLS[1].key() in failed
+    assert set(failed.values()) == {"not done: a worker process died (out of memory?)"}
     resumed = run_cells(CELLS, tmp_path)
-    assert resumed.resumed >= 1
+    assert resumed.resumed == len(done)
     assert len(resumed.results) == len(CELLS)

@@ -254,10 +254,11 @@ OPTIONAL = [(1, PROFILE), (2, f"{ROUND}.tool_s"), (2, "stages.a.rounds.1.reused_
 NUMBERS = [
     (line, path) for line, path in FIELDS + OPTIONAL if path.endswith(("_tokens", "_s", "profile.rounds"))
 ]
+WRONG: tuple[object, ...] = (None, True, "5x", [7], {"x": {}})
 WRONG_TYPES: list[tuple[int, str, object]] = [
     (line, path, wrong)
     for line, path in FIELDS + OPTIONAL
-    for wrong in (None, True, "5x", [7], {"x": {}})
+    for wrong in WRONG
     if not (path == PROFILE and wrong is None)  # says that the profile is unknown
     and not isinstance(value_at(tiny()[line - 1], path), type(wrong))
 ]

@@ -80,13 +80,7 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
     running = tuple(sorted(event.running, key=order))
     agents = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
     agent_index = {name: k for k, name in enumerate(agents)}
-    both = [(order(r), 0, k) for k, r in enumerate(waiting)] + [
-        (order(r), 1, k) for k, r in enumerate(running)
-    ]
-    both.sort()
-    rank: tuple[list[int], list[int]] = ([0] * len(waiting), [0] * len(running))
-    for place, (_, side, k) in enumerate(both):
-        rank[side][k] = place
+    rank = {id(r): place for place, r in enumerate(sorted((*waiting, *running), key=order))}
 
     task_index: dict[str, int] = {}
     ready: list[list[int]] = []
@@ -129,7 +123,7 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
         waiting_agent=ints([agent_index[r.agent] for r in waiting]),
         waiting_task=ints([task_index[r.task] for r in waiting]),
         waiting_reserve=ints([r.reserve_tokens for r in waiting]),
-        waiting_rank=ints(rank[0]),
+        waiting_rank=ints([rank[id(r)] for r in waiting]),
         work_stage=ints(stage_of),
         work_ns=ints(work_ns),
         work_bit=ints(bit_of),
@@ -137,7 +131,7 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
         running_agent=ints([agent_index[r.agent] for r in running]),
         running_task=ints([task_index[r.task] for r in running]),
         running_reserve=ints([r.reserve_tokens for r in running]),
-        running_rank=ints(rank[1]),
+        running_rank=ints([rank[id(r)] for r in running]),
         redo_ns=ints([to_ns(params.decode_s_per_token * r.generated_tokens) for r in running]),
         revoke_ns=ints([to_ns(r.credit_s) for r in running]),
         tasks=tuple(task_index),

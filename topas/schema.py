@@ -66,7 +66,7 @@ def parse_json(
 
 def validate(
     model: type[Model],
-    value: Any,
+    value: Any,  # noqa: ANN401  any JSON value
     *,
     source: str | None = None,
     line: int | None = None,

@@ -91,9 +91,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in EXTRA:
+        library = (error.name or "").split(".")[0]
+        if library not in EXTRA:
             raise
-        raise InputError(f"{error.name} is not installed: pip install 'topas[compare]'") from None
+        raise InputError(f"{library} is not installed: pip install 'topas[compare]'") from None
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -109,8 +109,8 @@ def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]
     the batch limit and the caps.
     """
     agents, waiting, running = len(inside), len(p.waiting_agent), len(p.running_agent)
-    used = np.int64(0)
-    move_ns = np.int64(0)
+    used = 0
+    move_ns = 0
     moved = np.int64(0)
     reuse_ns = np.int64(0)
     for a in range(agents):
@@ -166,7 +166,7 @@ def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]
         p.joint[t] = 0
     p.done[:] = 0
 
-    top = NOTHING
+    top: int = NOTHING
     count = 0
     gain_ns = np.int64(0)
     tasks_delayed = 0

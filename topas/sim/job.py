@@ -29,7 +29,8 @@ class Job:
 
     __slots__ = (
         "agent", "cold", "credit_ns", "finish_step", "generated", "held", "join_step", "live", "phase",
-        "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns", "stage", "start_s",
+        "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns", "stage",
+        "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts

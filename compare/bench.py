@@ -1,0 +1,147 @@
+"""The benchmark of this project's own speed: ``make bench``.
+
+Every figure is the best of several repeats, since the machine is shared; quote ratios from one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from topas.event import Event, Params, Request, TaskState
+from topas.files import whole_file
+from topas.online.search import select
+from topas.policies import policy_names
+from topas.profile import load_profile
+from topas.residual import residual_of_seconds
+from topas.sim import simulate
+from topas.workflow import dag_of
+from traces.workloads import generate
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure and what it should be; ``smaller`` says which side is better."""
+
+    name: str
+    value: float
+    unit: str
+    aim: float
+    smaller: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Return whether the aim is met."""
+        return self.value <= self.aim if self.smaller else self.value >= self.aim
+
+
+def large_event(waiting: int, agents: int, seed: int) -> Event:
+    """Return a random event with that many waiting single-request tasks, chains of three stages."""
+    rng = random.Random(seed)  # noqa: S311  not for secrets
+    dag = dag_of({"A": [], "B": ["A"], "C": ["B"]})
+    prefixes = {f"agent{k}": rng.randrange(3_000, 9_000) for k in range(agents)}
+    residuals = [
+        tuple(residual_of_seconds(tuple(rng.uniform(5, 40) for _ in range(64))) for _ in dag.names)
+        for _ in range(agents)
+    ]
+    tasks, requests = {}, []
+    for k in range(waiting):
+        agent = rng.randrange(agents)
+        tasks[f"t{k:04}"] = TaskState(rng.uniform(0, 100), dag, residuals[agent])
+        requests.append(
+            Request(
+                id=f"r{k:04}",
+                task=f"t{k:04}",
+                stage="A",
+                agent=f"agent{agent}",
+                reserve_tokens=rng.randrange(300, 1_500),
+                service_s=rng.uniform(5, 20),
+            )
+        )
+    return Event(
+        time_s=100.0,
+        budget_tokens=36_000,
+        agents=prefixes,
+        tasks=tasks,
+        waiting=requests,
+        running=[],
+        resident=frozenset(list(prefixes)[:2]),
+        params=Params(swap_s_per_token=1.3e-5, decode_s_per_token=0.04),
+    )
+
+
+def best(repeats: int, measure: Callable[[], float], *, smaller: bool = True) -> float:
+    """Return the best of some measurements."""
+    values = [measure() for _ in range(repeats)]
+    return min(values) if smaller else max(values)
+
+
+def figures(repeats: int) -> list[Figure]:
+    """Measure everything."""
+    study, a100 = load_profile("study"), load_profile("a100-80g-qwen2.5-32b")
+    select(large_event(20, 4, 1))  # compile first
+    sop = generate("metagpt-sop", rate_per_s=0.15, tasks=100, seed=1)
+    event = large_event(600, 10, 1)
+    chain = generate("chain-3", rate_per_s=0.12, tasks=1000, seed=1)
+
+    def decision_ms() -> float:
+        return float(simulate(sop, "topas", a100).metrics["decision_ms_mean"])
+
+    def large_ms() -> float:
+        start = time.perf_counter()
+        select(event)
+        return 1e3 * (time.perf_counter() - start)
+
+    def events_per_s() -> float:
+        start = time.perf_counter()
+        result = simulate(chain, "fcfs", study)
+        return result.events / (time.perf_counter() - start)
+
+    def all_policies_s() -> float:
+        start = time.perf_counter()
+        for name in policy_names():
+            simulate(chain, name, study)
+        return time.perf_counter() - start
+
+    return [
+        Figure("decision, MetaGPT-SOP at 0.15 task/s, a100 profile", best(repeats, decision_ms), "ms", 0.63),
+        Figure("decision, 600 waiting requests of 10 agents", best(repeats, large_ms), "ms", 20.0),
+        Figure(
+            "simulator, fcfs on 1,000 tasks of Chain-3",
+            best(repeats, events_per_s, smaller=False),
+            "events/s",
+            20_000.0,
+            smaller=False,
+        ),
+        Figure("all policies on 1,000 tasks of Chain-3, one core", best(1, all_policies_s), "s", 60.0),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write ``bench.json``."""
+    parser = argparse.ArgumentParser(prog="python -m compare.bench", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("-o", "--output", default="out/bench.json", metavar="F")
+    args = parser.parse_args(argv)
+    found = figures(args.repeats)
+    rows = [(f.name, f"{f.value:,.2f}", f.unit, f"{f.aim:,.2f}", "yes" if f.met else "no") for f in found]
+    print(tabulate(rows, ["figure", "measured", "unit", "aim", "met"], tablefmt="github"))
+    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(args.output) as stream:
+        text = json.dumps(
+            [{"name": f.name, "value": f.value, "unit": f.unit, "aim": f.aim} for f in found], indent=1
+        )
+        stream.write(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
