@@ -63,7 +63,7 @@ def write_report(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     }
     for name, content in contents.items():
         with whole_file(folder / name, "wb") as stream:
-            stream.write(content)  # type: ignore[arg-type]
+            stream.write(content)
     return tuple(folder / name for name in contents)
 
 
@@ -189,7 +189,7 @@ _AVERAGES_EXPLAINED = (
     "Each metric is averaged over the operating points and seeds; the best baseline of a row is the one with "
     "the best average, and the change is the ratio of the two averages minus 1, as the paper counts it: "
     "negative is a reduction. Brackets: 95 % interval of the mean per-seed change. All metrics: "
-    "`summary.csv`; one row a cell: `results.csv`; scheduling times, which no rerun reproduces: `timings.csv`."
+    "`summary.csv`; one row a cell: `results.csv`; decision times, which no rerun reproduces: `timings.csv`."
 )
 
 

@@ -110,7 +110,7 @@ def attempt(cell: Cell, path: Path) -> Result | Failure:
             raise SimulationError(f"a metric is missing or not finite: {metrics}")  # noqa: TRY301  one way out
         stored = {"format": FORMAT, "version": version("topas"), "cell": cell.content(), "metrics": metrics}
         with whole_file(path, "wb") as stream:
-            stream.write(canonical(stored).encode() + b"\n")  # type: ignore[arg-type]
+            stream.write(canonical(stored).encode() + b"\n")
     except Exception as error:  # noqa: BLE001  whatever one cell hits, the others are to run
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return Failure(cell, " ".join(reason.split()))

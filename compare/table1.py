@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import differential_evolution
@@ -21,7 +22,7 @@ from topas.sim import simulate
 from traces.workloads import WorkloadOptions, generate
 
 PROFILE = "a100-80g-qwen2.5-32b"
-ORDERS = ("grouped", "alternating")
+ORDERS: tuple[Literal["grouped", "alternating"], ...] = ("grouped", "alternating")
 PAPER = {
     100: ((1145.5, 9.3, 15), (2086.0, 4.7, 8)),
     150: ((1639.3, 10.0, 16), (3104.4, 4.8, 8)),
@@ -57,7 +58,7 @@ class Row:
     """One cell of the table, simulated."""
 
     requests: int
-    order: str
+    order: Literal["grouped", "alternating"]
     makespan_s: float
     mean_batch: float
     peak_batch: int
@@ -151,7 +152,7 @@ def table(rows: Sequence[Row]) -> str:
             )
         )  # fmt: skip
     head = ["n", "order", "makespan s", "sim", "error", "mean batch", "sim", "error", "peak", "sim", "error"]
-    return tabulate(lines, head, tablefmt="github", disable_numparse=True)
+    return str(tabulate(lines, head, tablefmt="github", disable_numparse=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

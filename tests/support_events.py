@@ -16,6 +16,7 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 Raw = dict[str, Any]
@@ -346,6 +347,17 @@ def subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 # ---------------------------------------------------------------------------------------------- strategy
+
+
+def many(examples: int) -> settings:
+    """Return Hypothesis settings for so many examples, the same in every run."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
 
 SHAPES = {
     "one": {"a": ()},

@@ -76,12 +76,12 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
     def order(request: Request) -> tuple[float, str, str]:
         return (states[request.task].arrival_s, request.task, request.id)
 
-    waiting = tuple(sorted(event.waiting, key=order))
-    running = tuple(sorted(event.running, key=order))
+    merged = sorted((*event.waiting, *event.running), key=order)
+    rank = {request.id: place for place, request in enumerate(merged)}
+    waiting = tuple(sorted(event.waiting, key=lambda request: rank[request.id]))
+    running = tuple(sorted(event.running, key=lambda request: rank[request.id]))
     agents = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
     agent_index = {name: k for k, name in enumerate(agents)}
-    rank = {id(r): place for place, r in enumerate(sorted((*waiting, *running), key=order))}
-
     task_index: dict[str, int] = {}
     ready: list[list[int]] = []
     for k, request in enumerate(waiting):
@@ -123,7 +123,7 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
         waiting_agent=ints([agent_index[r.agent] for r in waiting]),
         waiting_task=ints([task_index[r.task] for r in waiting]),
         waiting_reserve=ints([r.reserve_tokens for r in waiting]),
-        waiting_rank=ints([rank[id(r)] for r in waiting]),
+        waiting_rank=ints([rank[r.id] for r in waiting]),
         work_stage=ints(stage_of),
         work_ns=ints(work_ns),
         work_bit=ints(bit_of),
@@ -131,7 +131,7 @@ def compile_event(event: Event, store: PathStore = STORE) -> Problem:
         running_agent=ints([agent_index[r.agent] for r in running]),
         running_task=ints([task_index[r.task] for r in running]),
         running_reserve=ints([r.reserve_tokens for r in running]),
-        running_rank=ints([rank[id(r)] for r in running]),
+        running_rank=ints([rank[r.id] for r in running]),
         redo_ns=ints([to_ns(params.decode_s_per_token * r.generated_tokens) for r in running]),
         revoke_ns=ints([to_ns(r.credit_s) for r in running]),
         tasks=tuple(task_index),

@@ -33,7 +33,7 @@ STORE_CELLS = 4_000_000
 
 
 @numba.njit(cache=True)
-def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):  # type: ignore[no-untyped-def]
+def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):
     """Return E[LP] over the weighted outcomes of one part, after ``done_ns[v]`` of each stage is done.
 
     ``row`` is (z offset, outcomes, stages, weight offset, offset into ``before_at``); predecessors of

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from topas.errors import InputError
 from topas.files import whole_file
@@ -87,7 +87,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """
     with whole_file(path, "wb") as stream:
         for line in trace_lines(trace):
-            cast("IO[bytes]", stream).write(line)
+            stream.write(line)
 
 
 def trace_lines(trace: Trace) -> Iterator[bytes]:

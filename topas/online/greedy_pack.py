@@ -19,7 +19,7 @@ NOTHING = -(1 << 62)
 
 
 @numba.njit(cache=True)
-def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-def]
+def left_ns(task, bit, stage, work, mask, done, p):
     """Return L of a task after the work in ``done`` and one more request, through the memo if it has one."""
     at = p.memo_at[task]
     if at >= 0:
@@ -37,7 +37,7 @@ def left_ns(task, bit, stage, work, mask, done, p):  # type: ignore[no-untyped-d
 
 
 @numba.njit(cache=True)
-def joint_gain_ns(k, task, mask, done, p):  # type: ignore[no-untyped-def]
+def joint_gain_ns(k, task, mask, done, p):
     """Return the aged gain of a task's admissions so far together with waiting request k."""
     if p.work_stage[k] < 0:
         # The request's stage has no service left to do: it changes nothing.
@@ -50,7 +50,7 @@ def joint_gain_ns(k, task, mask, done, p):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def earlier(p, best, kept, chosen, count):  # type: ignore[no-untyped-def]
+def earlier(p, best, kept, chosen, count):
     """Return whether a state holds the first request, in canonical order, that only one of two holds."""
     flags = p.flags
     flags[:] = 0
@@ -72,7 +72,7 @@ def earlier(p, best, kept, chosen, count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def offer(p, best, score, running, moved, kept, chosen, gains, count):  # type: ignore[no-untyped-def]
+def offer(p, best, score, running, moved, kept, chosen, gains, count):
     """Keep a feasible state if it beats the best: score, more running, fewer moved tokens, earlier task.
 
     An empty state is the last resort: any other state beats it.
@@ -102,7 +102,7 @@ def offer(p, best, score, running, moved, kept, chosen, gains, count):  # type: 
 
 
 @numba.njit(cache=True)
-def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]
+def greedy_pack(inside, p, best, s):
     """Pack under the prefix set ``inside`` (0/1 per agent), offering every state; return the best score.
 
     O(waiting x admissions). Returns :data:`NOTHING` if the set cannot be covered within the budget,
@@ -166,7 +166,7 @@ def greedy_pack(inside, p, best, s):  # type: ignore[no-untyped-def]
         p.joint[t] = 0
     p.done[:] = 0
 
-    top: int = NOTHING
+    top = NOTHING
     count = 0
     gain_ns = np.int64(0)
     tasks_delayed = 0

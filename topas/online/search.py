@@ -83,7 +83,7 @@ class Scratch(NamedTuple):
 
 
 @numba.njit(cache=True)
-def repairs(inside, active, p, best, s, trial):  # type: ignore[no-untyped-def]
+def repairs(inside, active, p, best, s, trial):
     """Pack every set that drops one agent of ``inside``, or swaps one for an agent outside."""
     agents = len(inside)
     for a in range(agents):
@@ -99,7 +99,7 @@ def repairs(inside, active, p, best, s, trial):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def search(active, most, p, best, s):  # type: ignore[no-untyped-def]
+def search(active, most, p, best, s):
     """Run Algorithm 1 over the active agents (0/1 per agent), leaving the selected state in ``best``."""
     agents = len(active)
     trial = np.zeros(agents, dtype=np.int64)
