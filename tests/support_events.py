@@ -218,20 +218,17 @@ class Reference:
             }
             for name, task in raw["tasks"].items()
         }
-        self._left: dict[tuple[str, frozenset[tuple[str, int]]], Fraction] = {}
+        self._gains: dict[tuple[str, frozenset[str]], Decimal] = {}
 
     # Eq. 5-7
 
-    def left(self, task: str, completed: Iterable[str]) -> Fraction:
+    def left(self, task: str, completed: Sequence[str]) -> Fraction:
         """Return L of a task after the hypothetical completion of these waiting requests."""
         done: dict[str, int] = {}
         for name in completed:
             request = self.waiting[name]
             done[request["stage"]] = done.get(request["stage"], 0) + whole(nanoseconds(request["service_s"]))
-        key = (task, frozenset(done.items()))
-        if key not in self._left:
-            self._left[key] = expected_path(self.after[task], self.samples[task], done)
-        return self._left[key]
+        return expected_path(self.after[task], self.samples[task], done)
 
     def age(self, task: str) -> Decimal:
         """Return g_i of Eq. 12, to 40 digits."""
@@ -240,12 +237,16 @@ class Reference:
             ratio = Decimal(repr(waited)) / Decimal(repr(self.params["age_scale_s"]))
             return 1 + Decimal(repr(self.params["rho"])) * (1 + ratio).ln()
 
-    def aged_gain(self, task: str, completed: Iterable[str]) -> Decimal:
+    def aged_gain(self, task: str, completed: Sequence[str]) -> Decimal:
         """Return ``g_i (L_i - L_i(H))`` with each L in whole nanoseconds, not rounded itself."""
-        with localcontext(prec=40):
-            return self.age(task) * (whole(self.left(task, ())) - whole(self.left(task, completed)))
+        key = (task, frozenset(completed))
+        if key not in self._gains:
+            with localcontext(prec=40):
+                path_ns = whole(self.left(task, ())) - whole(self.left(task, completed))
+                self._gains[key] = self.age(task) * path_ns
+        return self._gains[key]
 
-    def gain(self, task: str, completed: Iterable[str]) -> int:
+    def gain(self, task: str, completed: Sequence[str]) -> int:
         """Return the aged gain of a set of completions in whole nanoseconds."""
         return whole(self.aged_gain(task, completed))
 

@@ -21,7 +21,7 @@ def some_of(names: list[str]) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(names), unique=True) if names else st.just([])
 
 
-@many(300)
+@many(250)
 @given(events(), st.data())
 def test_every_term_is_that_of_the_reference(raw: dict, data: st.DataObject) -> None:
     """Exact to the nanosecond.
@@ -61,7 +61,7 @@ def test_a_gain_of_any_durations_is_within_a_nanosecond(data: st.DataObject) -> 
     assert abs(score(event_of(raw), ["r"], []).admit_ns - exact) <= 1 + Fraction(1, 1000)
 
 
-@many(150)
+@many(80)
 @given(events(), st.data())
 def test_conditional_gains_add_up_to_the_joint_gain_in_any_order(raw: dict, data: st.DataObject) -> None:
     problem = compile_event(event_of(raw))
@@ -73,7 +73,7 @@ def test_conditional_gains_add_up_to_the_joint_gain_in_any_order(raw: dict, data
         assert all(gain >= 0 for gain in gains)
 
 
-@many(150)
+@many(80)
 @given(events(), st.data())
 def test_the_order_of_anything_does_not_matter(raw: dict, data: st.DataObject) -> None:
     reference = Reference(raw)
@@ -83,7 +83,7 @@ def test_the_order_of_anything_does_not_matter(raw: dict, data: st.DataObject) -
     assert score(event_of(shuffled(raw, data.draw(st.integers(0, 99)))), admit, preempt) == terms
 
 
-@many(150)
+@many(80)
 @given(events(), st.data())
 def test_no_term_is_negative_and_costs_are_never_aged(raw: dict, data: st.DataObject) -> None:
     event, reference = event_of(raw), Reference(raw)
@@ -96,7 +96,7 @@ def test_no_term_is_negative_and_costs_are_never_aged(raw: dict, data: st.DataOb
     assert replace(old, admit_ns=0) == replace(young, admit_ns=0)
 
 
-@many(100)
+@many(80)
 @given(events(), st.data())
 def test_credits_of_a_decision_are_its_conditional_gains(raw: dict, data: st.DataObject) -> None:
     problem = compile_event(event_of(raw))

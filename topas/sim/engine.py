@@ -74,7 +74,7 @@ def refuse_unservable(trace: Trace, profile: Profile) -> None:
         for stage, rounds in enumerate(task.rounds):
             prefix = trace.agents[task.workflow.agents[stage]]
             for index, spec in enumerate(rounds):
-                need = prefix + spec.reserve_tokens
+                need = prefix + spec.reserve_tokens + (profile.admission == "sglang")
                 if need > profile.kv_budget_tokens:
                     raise InputError(
                         f"needs {need} KV tokens (prefix {prefix}, input {spec.input_tokens}, "
@@ -121,7 +121,7 @@ class Engine:
         self.reserved = 0
         self.max_left = 0
         self.changed = False
-        self.need: float = math.inf
+        self.full = False
         self.specs: dict[str, TaskSpec] = {}
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.serial = 0
@@ -263,7 +263,6 @@ class Engine:
     def _schedule(self) -> None:
         """Let the policy decide, if there is anything to decide."""
         self.changed = False
-        self.need = math.inf
         self.cache.trim(self.now_s)
         if not self.waiting:
             return
@@ -281,8 +280,6 @@ class Engine:
             if self.record:
                 self.record(event, decision)
             self._carry_out(decision)
-            if self.by_ratio and self.waiting:
-                self.need = min(map(self._tokens_to_add, self.waiting.values()))
         self.cache.trim(self.now_s)
 
     def cached_tokens(self, request: Request) -> int:
@@ -291,23 +288,21 @@ class Engine:
         return self.cache.cached(job.agent, job.live.id, job.stage, self._reusable(job))
 
     def _admit_from_head(self, policy: QueuePolicy) -> None:
-        """Admit in the policy's order; stop at the first request that does not fit (SGLang's rule)."""
-        if len(self.running) >= self.profile.max_running or self._free() < self.smallest:
+        """Admit in the policy's order; stop at the first request that does not fit (SGLang's rule).
+
+        In SGLang's own admission mode a request that did not fit also latches the batch as full: nobody
+        is tried again until a running request leaves.
+        """
+        if self.full or len(self.running) >= self.profile.max_running or self._free() < self.smallest:
             return
         event = self._event() if self.record else None
         start = self.clock()
-        jobs = self.waiting
-        order = sorted((job.request for job in jobs.values()), key=policy.rank(EngineView(self)))
+        order = sorted((job.request for job in self.waiting.values()), key=policy.rank(EngineView(self)))
         admitted: list[str] = []
         for request in order:
-            job = jobs[request.id]
-            need = self._tokens_to_add(job)
-            free = self._free()
-            # SGLang asks for strictly more than the need in its own mode (one token of overhead).
-            if (need >= free if self.by_ratio else need > free) or len(
-                self.running
-            ) >= self.profile.max_running:
-                self.need = need
+            job = self.waiting[request.id]
+            if not self._fits(job):
+                self.full = self.by_ratio
                 break
             self._admit(job, 0)
             admitted.append(request.id)
@@ -317,11 +312,15 @@ class Engine:
             index = {request.id: k for k, request in enumerate(problem.waiting)}
             self.record(event, decision_of(problem, [index[name] for name in admitted], []))
 
-    def _tokens_to_add(self, job: Job) -> int:
-        """Return what admitting a request would take from the budget: reservation, and an idle prefix."""
-        return job.request.reserve_tokens + (
-            0 if job.agent in self.cache.active else self.trace.agents[job.agent]
-        )
+    def _fits(self, job: Job) -> bool:
+        """Return whether a request, with its prefix if that is idle, fits beside the running ones.
+
+        SGLang's own mode asks for one token more than the need.
+        """
+        need = job.request.reserve_tokens + self.by_ratio
+        if job.agent not in self.cache.active:
+            need += self.trace.agents[job.agent]
+        return need <= self._free() and len(self.running) < self.profile.max_running
 
     def _free(self) -> float:
         """Return the tokens not spoken for: Eq. 2, or SGLang's estimate with the new-token ratio."""
@@ -417,6 +416,7 @@ class Engine:
     def _leave_engine(self, job: Job) -> None:
         """Give back a request's slot, reservation and prefix."""
         del self.running[job.request.id]
+        self.full = False
         self.reserved -= job.request.reserve_tokens
         self.cache.release(job.agent)
         if job.phase is Phase.DECODE:
@@ -479,7 +479,7 @@ class Engine:
                 self._finish(job)
         self.peak = max(self.peak, self.decoding)
         if self.by_ratio:
-            self.changed = True
+            self.changed = True  # the new requests now count by the ratio alone
 
     def _decode(self) -> None:
         """Run equal decode steps until a request finishes, something happens, or memory matters."""
@@ -494,18 +494,10 @@ class Engine:
                 self._retract()
                 return
             most = min(most, room)
-            if self.need < math.inf and len(self.running) < self.profile.max_running:
-                entering = sum(j.max_left for j in self.running.values() if j.phase is not Phase.DECODE)
-                free = self.profile.kv_budget_tokens - self.cache.used - entering
-                fits = self.ratio.steps_until_room(free, self.need, n, self.max_left, most)
-                self.changed = fits < most
-                most = fits
         if self.heap:
             steps = steps_until(self.profile, n, self.cache.used, self.heap[0][0] - self.now_s, most)
         else:
             steps = most
-        if steps < most:
-            self.changed = False
         self.now_s += run_s(self.profile, n, self.cache.used, steps)
         self.step += steps
         self.steps += steps

@@ -14,7 +14,7 @@ from topas.errors import InputError
 from topas.trace import Trace
 from traces.arrivals import poisson_arrivals
 from traces.workloads.figure_2 import figure_2
-from traces.workloads.metagpt import SOP, TL, metagpt
+from traces.workloads.metagpt import SOP, SOP_OUTPUT_SHARE, TL, metagpt
 from traces.workloads.options import DEFAULT_OPTIONS, WorkloadOptions
 from traces.workloads.plan import Plan, realize
 from traces.workloads.synthetic import CHAIN_3, DAG_4, DAG_10_WIDE, synthetic
@@ -29,8 +29,8 @@ WORKLOADS: Mapping[str, Planner] = {
     "chain-3": partial(synthetic, "chain-3", CHAIN_3),
     "dag-4": partial(synthetic, "dag-4", DAG_4),
     "dag-10-wide": partial(synthetic, "dag-10-wide", DAG_10_WIDE),
-    "metagpt-sop": partial(metagpt, "metagpt-sop", SOP),
-    "metagpt-tl": partial(metagpt, "metagpt-tl", TL),
+    "metagpt-sop": partial(metagpt, "metagpt-sop", SOP, SOP_OUTPUT_SHARE),
+    "metagpt-tl": partial(metagpt, "metagpt-tl", TL, 1.0),
     "two-agent": two_agent,
     "figure-2": figure_2,
 }

@@ -6,6 +6,10 @@ multi-turn traces with variable call lengths, from real prompts of the SoftwareD
 
 The paper does not state the prefixes; those here stand for MetaGPT's role prompts, in rounded tokens.
 
+The paper runs SOP up to 0.15 task/s and TL at 0.0175 task/s on one GPU. With calls of one length the
+first would need five times the throughput of the second (5 and 9 stages, without further rounds), so the
+calls of SOP are taken to be a fifth as long: then both rates lie near the capacity of one A100.
+
 Assumed as well: all other numbers. Outputs are lognormal (sigma 0.5) around a mean of the role and
 clipped to the allowance of twice that mean. Inputs are lognormal (sigma 0.3) around a mean that grows by
 a fixed step along the path, as documents pile up. The Engineer takes two or three ReAct rounds and the
@@ -48,6 +52,9 @@ ROLES = {
     "QaEngineer": Role(1500, 800, 1, 2),
 }
 
+SOP_OUTPUT_SHARE = 0.2
+"""Outputs of the pipeline as a share of the roles' means: see above."""
+
 SOP = ("ProductManager", "Architect", "ProjectManager", "Engineer", "QaEngineer")
 TL = (
     "TeamLeader",
@@ -62,11 +69,14 @@ TL = (
 )
 
 
-def metagpt(name: str, path: Sequence[str], tasks: int, options: WorkloadOptions) -> Plan:
-    """Return tasks that walk ``path``, a sequence of roles; the stages are ``s1-ROLE``, ``s2-ROLE``, ..."""
+def metagpt(name: str, path: Sequence[str], share: float, tasks: int, options: WorkloadOptions) -> Plan:
+    """Return tasks that walk ``path``, a sequence of roles; the stages are ``s1-ROLE``, ``s2-ROLE``, ...
+
+    Outputs are ``share`` of the roles' means.
+    """
     roles = sorted(set(path))
     prefixes = _scaled([ROLES[role].prefix_tokens for role in roles], options.prefix_tokens)
-    outputs = _scaled([ROLES[role].output_tokens for role in path], options.output_tokens)
+    outputs = _scaled([round(share * ROLES[role].output_tokens) for role in path], options.output_tokens)
     inputs = _scaled(
         [FIRST_INPUT_TOKENS + k * INPUT_STEP_TOKENS for k in range(len(path))], options.input_tokens
     )
