@@ -6,10 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, ClassVar
 
+import topas
+import traces
 from topas.errors import InputError
 from topas.event import Params
 from topas.files import read_file
@@ -154,11 +157,11 @@ class Cell:
         }
 
     def key(self) -> str:
-        """Return the SHA-256 over the canonical JSON of the cell and the package version.
+        """Return the SHA-256 over the canonical JSON of the cell and the code that runs it.
 
-        Equal cells have equal keys in every process; a new version of the package runs its cells anew.
+        Equal cells have equal keys in every process; any change of the code runs its cells anew.
         """
-        text = canonical({"cell": self.content(), "version": version("topas")})
+        text = canonical({"cell": self.content(), "version": version("topas"), "code": code_digest()})
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -221,6 +224,22 @@ def cells_of(
     """Return a cell a trace and policy, the policies of one trace next to each other."""
     policies = tuple(policies)
     return tuple(Cell(source, policy, profile, params) for source in sources for policy in policies)
+
+
+@cache
+def code_digest() -> str:
+    """Return the SHA-256 over the source and data files of the simulator and the traces.
+
+    The version alone would let a policy under development keep the results of its earlier form.
+    """
+    digest = hashlib.sha256()
+    for package in (topas, traces):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*")):
+            if path.suffix in {".py", ".json"} and "cli" not in path.parts:
+                digest.update(f"{path.relative_to(root)}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def canonical(value: object) -> str:

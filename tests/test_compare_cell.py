@@ -24,8 +24,9 @@ CELL = Cell(SOURCE, "lpm", STUDY, Params())
 POINTS = Points((0.05, 0.1), loads=False, seeds=(1, 2), tasks=3, options=WorkloadOptions())
 
 
-def test_the_key_is_the_hash_of_the_canonical_json_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_the_hash_of_the_canonical_json_the_version_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "version", lambda _: "1.2.3")
+    monkeypatch.setattr(cell_module, "code_digest", lambda: "digest")
     options = dict.fromkeys(
         ["prefix_tokens", "input_tokens", "output_sigma", "input_sigma", "max_new_tokens", "order"]
     )
@@ -52,8 +53,15 @@ def test_the_key_is_the_hash_of_the_canonical_json_and_the_version(monkeypatch: 
     }
     profile = json.loads(STUDY.model_dump_json())
     content = {"trace": trace, "policy": "lpm", "profile": profile, "params": params}
-    text = json.dumps({"cell": content, "version": "1.2.3"}, sort_keys=True, separators=(",", ":"))
+    identity = {"cell": content, "version": "1.2.3", "code": "digest"}
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     assert CELL.key() == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_change_of_the_code_alone_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = CELL.key()
+    monkeypatch.setattr(cell_module, "code_digest", lambda: "other")
+    assert CELL.key() != before
 
 
 def test_equal_cells_have_equal_keys() -> None:

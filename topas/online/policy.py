@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from topas.decision import Decision
 from topas.event import Event
-from topas.online.search import select
+from topas.online.search import select, warm_up
 from topas.policies.policy import JointPolicy
 
 
@@ -19,10 +19,10 @@ def _without(*, reuse: bool, aging: bool) -> JointPolicy:
         return select(replace(event, params=params))
 
     name = {(True, True): "topas-base", (True, False): "topas-no-reuse", (False, True): "topas-no-aging"}
-    return JointPolicy(name[reuse, aging], decide)
+    return JointPolicy(name[reuse, aging], decide, warm_up)
 
 
-TOPAS = JointPolicy("topas", select)
+TOPAS = JointPolicy("topas", select, warm_up)
 TOPAS_BASE = _without(reuse=True, aging=True)
 TOPAS_NO_REUSE = _without(reuse=True, aging=False)
 TOPAS_NO_AGING = _without(reuse=False, aging=True)

@@ -67,10 +67,14 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class JointPolicy:
-    """Chooses the whole post-decision state."""
+    """Chooses the whole post-decision state.
+
+    ``prepare`` does what would otherwise delay the first decision, such as loading compiled code.
+    """
 
     name: str
     decide: Callable[[Event], Decision]
+    prepare: Callable[[], None] = lambda: None
 
 
 Policy = QueuePolicy | JointPolicy

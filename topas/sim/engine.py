@@ -17,7 +17,7 @@ from topas.decision import Decision
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request
 from topas.online.tracker import LiveTask, Tracker
-from topas.policies import Policy, QueuePolicy, get_policy
+from topas.policies import JointPolicy, Policy, QueuePolicy, get_policy
 from topas.problem import compile_event
 from topas.profile import Profile
 from topas.score import decision_of
@@ -65,6 +65,8 @@ def simulate(  # noqa: PLR0913  the run's independent inputs
     """
     chosen = get_policy(policy) if isinstance(policy, str) else policy
     refuse_unservable(trace, profile)
+    if isinstance(chosen, JointPolicy):
+        chosen.prepare()
     return Engine(trace, chosen, profile, params or Params(), record, clock, check=check).run()
 
 

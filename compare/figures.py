@@ -1,0 +1,155 @@
+"""The paper's Figures 1, 3, 4 and 5 in the simulator: ``make figures``.
+
+Each study is one setting of workload, engine and lengths; all cells run as one resumable batch. The
+settings are the paper's facts where it gives them and a grid where it does not; docs/reproduction.md
+discusses the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joblib import cpu_count
+from tabulate import tabulate
+
+from compare.cell import Cell, Points, cells_of, sources_of
+from compare.plot import write_figure
+from compare.report import JCT, Comparison, percent, write_report
+from compare.run import Interrupted, Outcome, run_cells
+from topas.event import Params
+from topas.files import whole_file
+from topas.policies import baseline_names, policy_names
+from topas.profile import Profile, load_profile
+from traces.workloads import WorkloadOptions
+
+SYNTHETIC = ("chain-3", "dag-4", "dag-10-wide")
+METAGPT = ("metagpt-sop", "metagpt-tl")
+LOADS = (0.25, 0.5, 0.75, 1.0)
+SEEDS = (1, 2, 3)
+A100 = "a100-80g-qwen2.5-32b"
+NAMED = ("topas", "topas-base", "downstream-gate")
+"""Policies whose change against the best baseline the overview shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One setting: workloads on one engine at some operating points; ``about`` says what it stands for."""
+
+    name: str
+    about: str
+    workloads: tuple[str, ...]
+    profile: Profile
+    at: tuple[float, ...] = LOADS
+    loads: bool = True
+    seeds: tuple[int, ...] = SEEDS
+    tasks: int = 60
+    options: WorkloadOptions = field(default_factory=WorkloadOptions)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return its cells, all policies on every trace."""
+        points = Points(self.at, self.loads, self.seeds, self.tasks, self.options)
+        sources = [source for name in self.workloads for source in sources_of(name, points, self.profile)]
+        return cells_of(sources, policy_names(), self.profile, Params())
+
+
+def studies() -> list[Study]:
+    """Return every study: the paper's operating points on the A100 profile, and the grids on ``study``."""
+    a100 = load_profile(A100).model_copy(update={"host_cache": True})
+    grid = [(tier, sigma) for tier in (True, False) for sigma in (0.0, 0.5)]
+    return [
+        Study("figure-1", "Chain-3 at 0.15 task/s", ("chain-3",), a100, (0.15,), loads=False),
+        Study("figure-4-sop", "SOP by rate", ("metagpt-sop",), a100, (0.05, 0.1, 0.15), loads=False),
+        Study("figure-4-tl", "TL by rate", ("metagpt-tl",), a100, (0.01, 0.0175), loads=False),
+        Study("figure-5", "TL at 0.0175 task/s", ("metagpt-tl",), a100, (0.0175,), loads=False),
+        *(_synthetic(tier, prefix, sigma) for prefix in (4_000, 8_000, 12_000) for tier, sigma in grid),
+        *(_metagpt(tier, sigma) for tier, sigma in grid),
+    ]
+
+
+def _engine(tier: bool) -> Profile:  # noqa: FBT001  one of the grid's axes
+    return load_profile("study").model_copy(update={"host_cache": tier})
+
+
+def _synthetic(tier: bool, prefix: int, sigma: float) -> Study:  # noqa: FBT001  as above
+    return Study(
+        f"figure-3-{'host' if tier else 'nohost'}-{prefix // 1000}k-sigma{sigma:g}",
+        f"prefix {prefix}, sigma {sigma:g}, host tier {'on' if tier else 'off'}",
+        SYNTHETIC,
+        _engine(tier),
+        options=WorkloadOptions(prefix_tokens=prefix, output_sigma=sigma or None),
+    )
+
+
+def _metagpt(tier: bool, sigma: float) -> Study:  # noqa: FBT001  as above
+    return Study(
+        f"metagpt-{'host' if tier else 'nohost'}-sigma{sigma:g}",
+        f"sigma {sigma:g}, host tier {'on' if tier else 'off'}",
+        METAGPT,
+        _engine(tier),
+        options=WorkloadOptions(output_sigma=sigma, input_sigma=0.3 if sigma else 0.0),
+    )
+
+
+def overview(compared: Iterable[tuple[Study, Comparison]]) -> str:
+    """Return a Markdown table: per study and workload, change against the best baseline (mean / p99)."""
+    rows = []
+    for study, comparison in compared:
+        for workload in study.workloads:
+            row = [study.about, workload]
+            best = []
+            changes: dict[str, list[str]] = {name: [] for name in NAMED}
+            for metric in JCT:
+                for summary in comparison.summaries:
+                    if (summary.workload, summary.metric, summary.point) != (workload, metric, None):
+                        continue
+                    if summary.change and summary.policy in changes:
+                        changes[summary.policy].append(percent(summary.change.ratio))
+                        if summary.policy == NAMED[0]:
+                            best.append(summary.change.best)
+            rows.append(
+                [*row, " / ".join(dict.fromkeys(best)), *(" / ".join(changes[name]) for name in NAMED)]
+            )
+    return str(tabulate(rows, ["setting", "workload", "best baseline", *NAMED], tablefmt="github"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all studies, or those whose name starts with one given; write a folder each and an overview."""
+    parser = argparse.ArgumentParser(prog="python -m compare.figures", description=__doc__)
+    parser.add_argument("only", nargs="*", help="names, or their beginnings (default: all)")
+    parser.add_argument("-o", "--output", default="out/figures", type=Path, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=cpu_count(), metavar="N")
+    args = parser.parse_args(argv)
+    chosen = [s for s in studies() if not args.only or s.name.startswith(tuple(args.only))]
+    planned = {study.name: study.cells() for study in chosen}
+    cells = tuple(dict.fromkeys(cell for some in planned.values() for cell in some))
+    try:
+        outcome = run_cells(cells, args.output, jobs=args.jobs, progress=True)
+    except Interrupted as stop:
+        print(f"{stop.done} of {stop.total} cells are kept; the same command goes on", file=sys.stderr)
+        return 130
+    for failure in outcome.failures:
+        print(f"failed: {failure.cell}: {failure.reason}", file=sys.stderr)
+    by_cell = {result.cell: result for result in outcome.results}
+    compared = []
+    for study in chosen:
+        results = tuple(by_cell[cell] for cell in planned[study.name] if cell in by_cell)
+        command = f"python -m compare.figures {study.name}"
+        comparison = Comparison.of(command, policy_names(), baseline_names(), Outcome(results, (), 0, 0))
+        folder = args.output / study.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_report(comparison, folder)
+        write_figure(comparison, folder)
+        compared.append((study, comparison))
+    text = overview(compared)
+    print(text)
+    with whole_file(args.output / "overview.md") as stream:
+        stream.write(text + "\n")
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
