@@ -20,6 +20,7 @@ from tabulate import tabulate
 from topas.profile import Profile, load_profile
 from topas.sim import simulate
 from traces.workloads import WorkloadOptions, generate
+from traces.workloads.two_agent import RATE_PER_S
 
 PROFILE = "a100-80g-qwen2.5-32b"
 ORDERS: tuple[Literal["grouped", "alternating"], ...] = ("grouped", "alternating")
@@ -40,6 +41,12 @@ BOUNDS = {
     "gap_s": (1.0, 6.0),
 }
 """The five fitted constants and their physical ranges (docs/reproduction.md gives the reasons)."""
+
+START = (6_739.0, 1_072.0, 20_626.0, 0.00095, 4.884)
+"""Where the fit starts: the result of a coarse one over the whole box."""
+
+SEED = 11
+"""Arrival seed of the fit. The paper's arrivals are unknown; docs/reproduction.md says how others fare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +100,27 @@ def errors(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
     return found
 
 
+def rounded(point: Point) -> Point:
+    """Return the constants as they are written down: the table is sensitive, so the fit uses these."""
+    return Point(
+        round(point.prefix_tokens),
+        round(point.output_tokens),
+        round(point.kv_budget_tokens),
+        round(point.decode_s_per_seq, 5),
+        round(point.gap_s, 3),
+    )
+
+
 def at(base: Profile, point: Point) -> tuple[Profile, dict[str, int], float]:
     """Return the profile, workload options and mean gap of a candidate."""
+    point = rounded(point)
     profile = base.model_copy(
         update={
-            "kv_budget_tokens": round(point.kv_budget_tokens),
+            "kv_budget_tokens": int(point.kv_budget_tokens),
             "decode_s_per_seq": point.decode_s_per_seq,
         }
     )
-    options = {"prefix_tokens": round(point.prefix_tokens), "output_tokens": round(point.output_tokens)}
+    options = {"prefix_tokens": int(point.prefix_tokens), "output_tokens": int(point.output_tokens)}
     return profile, options, point.gap_s
 
 
@@ -129,13 +148,14 @@ def fit(base: Profile, seeds: Sequence[int], generations: int, population: int) 
         maxiter=generations,
         popsize=population,
         rng=np.random.default_rng(1),
-        tol=1e-6,
+        x0=START,
         polish=False,
         callback=lambda intermediate_result: print(
             f"loss {intermediate_result.fun:.4f} at {np.round(intermediate_result.x, 5)}", file=sys.stderr
         ),
     )
-    return Point(**{name: float(value) for name, value in zip(names, found.x, strict=True)}), float(found.fun)
+    best = Point(**{name: float(value) for name, value in zip(names, found.x, strict=True)})
+    return rounded(best), float(found.fun)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -159,9 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play or fit."""
     parser = argparse.ArgumentParser(prog="python -m compare.table1", description=__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the five constants again")
-    parser.add_argument("--seeds", default="1", help="arrival seeds, comma-separated")
-    parser.add_argument("--generations", type=int, default=60)
-    parser.add_argument("--population", type=int, default=12)
+    parser.add_argument("--seeds", default=str(SEED), help="arrival seeds, comma-separated")
+    parser.add_argument("--generations", type=int, default=22)
+    parser.add_argument("--population", type=int, default=10)
     args = parser.parse_args(argv)
     seeds = [int(item) for item in args.seeds.split(",")]
     base = load_profile(PROFILE)
@@ -171,15 +191,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile, options, gap_s = at(base, point)
         print(table(play(profile, options, gap_s, seeds[0])))
         return 0
-    default = generate("two-agent", rate_per_s=1.0, tasks=1, seed=1)
     for seed in seeds:
-        print(f"arrival seed {seed}, {default.name}")
-        print(table(play(base, {}, TABLE_GAP_S, seed)))
+        rows = play(base, {}, 1.0 / RATE_PER_S, seed)
+        worst = float(np.max(np.abs(np.asarray(errors(rows)) / TOLERANCE)))
+        print(f"arrival seed {seed}: largest error {worst:.2f} of its tolerance")
+        print(table(rows))
     return 0
 
-
-TABLE_GAP_S = 2.3
-"""Mean time between arrivals of the fit."""
 
 if __name__ == "__main__":
     sys.exit(main())

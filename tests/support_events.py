@@ -159,7 +159,7 @@ def all_paths(after: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
 def expected_path(
     after: Mapping[str, Sequence[str]], samples: Mapping[str, Sequence[int]], done: Mapping[str, int]
 ) -> Fraction:
-    """Return E[LP(G, Z(H))] of Eq. 5: list all outcomes, all paths; ``done`` is the service H does a stage."""
+    """Return E[LP(G, Z(H))] of Eq. 5 over all outcomes and paths; ``done`` is what H does to each stage."""
     paths = all_paths(after)
     names = list(samples)
     total = 0
@@ -299,10 +299,13 @@ class Reference:
         moved = sum((self.load(agent) for agent in now ^ self.resident), Fraction(0))
         delayed = {self.waiting[r]["task"] for r in admit if self.waiting[r]["agent"] not in self.resident}
         redo = sum(
-            nanoseconds(self.params["decode_s_per_token"]) * self.running[r]["generated_tokens"] for r in preempt
+            nanoseconds(self.params["decode_s_per_token"]) * self.running[r]["generated_tokens"]
+            for r in preempt
         )
         counts = self.raw["reuse_counts"]
-        reuse = sum(Fraction(repr(self.params["beta"])) * counts.get(agent, 0) * self.load(agent) for agent in now)
+        reuse = sum(
+            Fraction(repr(self.params["beta"])) * counts.get(agent, 0) * self.load(agent) for agent in now
+        )
         return Parts(
             admit=sum(self.gain(task, names) for task, names in self.by_task(admit).items()),
             move=whole(moved * len(delayed)),
@@ -334,7 +337,9 @@ class Reference:
     def optimum(self) -> int | None:
         """Return the best score of any feasible state; the empty one counts only if it is alone."""
         scores = [
-            self.parts(admit, preempt).score for admit, preempt in self.states() if self.chosen(admit, preempt)
+            self.parts(admit, preempt).score
+            for admit, preempt in self.states()
+            if self.chosen(admit, preempt)
         ]
         if scores:
             return max(scores)
@@ -369,7 +374,7 @@ SHAPES = {
     "zigzag": {"a": (), "b": (), "c": ("a",), "d": ("a", "b")},
     "independent": {"a": (), "b": (), "c": ()},
 }
-AGENTS = ("A", "B", "C", "D")
+AGENTS = ("A", "B", "C", "D", "E", "F", "G", "H")
 
 # Whole multiples of 10 ms: with at most 3 samples a stage, an expected path is a multiple of 1/3^n ns and
 # so never half a nanosecond; rounding has one right answer.
@@ -425,6 +430,7 @@ def events(  # noqa: PLR0913
     *,
     most_waiting: int = 5,
     most_running: int = 4,
+    agent_counts: Sequence[int] = (3, 2, 4, 1),
     shrunk: bool = True,
     odd_places: bool = True,
     pool_limits: Sequence[int] = (0, 1, 2, 6),
@@ -432,9 +438,9 @@ def events(  # noqa: PLR0913
     """Draw a small event.
 
     ``shrunk`` allows a budget below what runs already; ``odd_places`` allows requests at stages that
-    are finished or not ready and running requests whose prefix is not resident.
+    are finished or not ready.
     """
-    agents = AGENTS[: draw(st.sampled_from([3, 2, 4, 1]))]
+    agents = AGENTS[: draw(st.sampled_from(list(agent_counts)))]
     prefix = {name: draw(st.sampled_from([0, 20, 40, 60, 100])) for name in agents}
     tasks = draw(tasks_of(draw(st.sampled_from([2, 3, 1, 4]))))
     running_counts = counts_to(most_running)
@@ -468,8 +474,7 @@ def events(  # noqa: PLR0913
         for name in ids[most_waiting : most_waiting + draw(st.sampled_from(running_counts))]
     ]
     held = {r["agent"] for r in running}
-    resident = held if not (odd_places and draw(chance(10))) else set()
-    resident |= {name for name in agents if draw(chance(35))}
+    resident = held | {name for name in agents if draw(chance(35))}
     least = sum(prefix[a] for a in held) + sum(r["reserve_tokens"] for r in running)
     most = sum(prefix.values()) + sum(r["reserve_tokens"] for r in waiting + running)
     share = draw(st.sampled_from([10, 8, 7, 6, 5, 4, 3, 2, 1, 0]))

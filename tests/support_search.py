@@ -98,7 +98,7 @@ def better(ref: Reference, one: State, other: State) -> bool:
 
 
 class Search:
-    """Algorithm 1; ``pairs``, ``first_repairs`` and ``last_repairs`` can be left out to see what they find."""
+    """Algorithm 1; ``pairs`` and the repairs can be left out to see what only they find."""
 
     def __init__(
         self, ref: Reference, *, pairs: bool = True, first_repairs: bool = True, last_repairs: bool = True
@@ -125,7 +125,9 @@ class Search:
             for new in pool - prefixes:
                 self.phi(prefixes - {gone} | {new})
 
-    def best_growth(self, grown: frozenset[str], value: int | None, sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    def best_growth(
+        self, grown: frozenset[str], value: int | None, sets: Iterable[frozenset[str]]
+    ) -> frozenset[str]:
         """Return the set with the best score if that improves on ``value``, else the set as it was."""
         found, top = grown, value
         for prefixes in sets:
@@ -146,6 +148,8 @@ class Search:
         grown = ref.resident & pool
         if self.first_repairs:
             self.repair(grown, pool)
+        if self.phi(grown) is None:  # what is resident cannot all be used: grow from what is used
+            grown = ref.agents_of(ref.running)
         paired = not self.pairs
         while True:
             value = self.phi(grown)
@@ -155,9 +159,7 @@ class Search:
                 grown = single
             elif not paired:
                 paired = True
-                double = self.best_growth(
-                    grown, value, [grown | {a, b} for a in rest for b in rest if a < b]
-                )
+                double = self.best_growth(grown, value, [grown | {a, b} for a in rest for b in rest if a < b])
                 if double == grown:
                     break
                 grown = double

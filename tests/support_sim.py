@@ -151,13 +151,15 @@ def admit_all(event: Event) -> tuple[list[str], list[str]]:
 
 @dataclass
 class Log:
-    """What a :class:`WatchedEngine` did: (time, request) of each admission, preemption and completion."""
+    """What a :class:`WatchedEngine` did: (time, request) of every change of a request's state."""
 
+    ready: list[tuple[float, str]] = field(default_factory=list)
     admitted: list[tuple[float, str]] = field(default_factory=list)
     preempted: list[tuple[float, str]] = field(default_factory=list)
     finished: list[tuple[float, str]] = field(default_factory=list)
-    ready: list[tuple[float, str]] = field(default_factory=list)
-    decisions: int = 0
+    prefills: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+    decisions: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
 
     def time_of(self, what: str, request: str) -> float:
         """Return the first time of an action (``admitted``, ...) on a request."""
@@ -165,20 +167,28 @@ class Log:
 
 
 class WatchedEngine(Engine):
-    """An engine that keeps a log."""
+    """An engine that keeps a log, and whose leftovers are looked after as well."""
 
-    def __init__(self, trace: Trace, policy: str | Policy, profile: Profile, params: Params | None = None) -> None:
+    def __init__(
+        self, trace: Trace, policy: str | Policy, profile: Profile, params: Params | None = None
+    ) -> None:
         chosen = get_policy(policy) if isinstance(policy, str) else policy
         self.log = Log()
         super().__init__(trace, chosen, profile, params or Params(), None, time.perf_counter, check=True)
 
-    def _schedule(self) -> None:
-        self.log.decisions += bool(self.waiting)
-        super()._schedule()
+    def _take_in(self) -> None:
+        self.log.turns.append(self.now_s)
+        super()._take_in()
 
-    def _ready(self, *args: Any) -> None:  # noqa: ANN401
+    def _schedule(self) -> None:
+        if self.waiting:
+            self.log.decisions.append(self.now_s)
+        super()._schedule()
+        assert self.cache.used + self.cache.leftover <= self.cache.budget
+
+    def _ready(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         before = set(self.jobs)
-        super()._ready(*args)
+        super()._ready(*args, **kwargs)
         self.log.ready += [(self.now_s, name) for name in self.jobs if name not in before]
 
     def _admit(self, job: Job, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -192,6 +202,10 @@ class WatchedEngine(Engine):
     def _finish(self, job: Job, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         self.log.finished.append((self.now_s, job.request.id))
         super()._finish(job, *args, **kwargs)
+
+    def _prefill(self) -> None:
+        self.log.prefills.append((self.now_s, tuple(job.request.id for job in self.to_prefill)))
+        super()._prefill()
 
 
 def watched(
@@ -308,3 +322,10 @@ def cases(draw: st.DrawFn) -> Case:
         K=draw(st.sampled_from([0, 0, 1, 2])),
     )
     return Case(trace, draw(profiles(largest_need(trace))), params)
+
+
+def played(case: Case, policy: str | Policy) -> WatchedEngine:
+    """Return the engine that has played a case to its end."""
+    engine = WatchedEngine(case.trace, policy, case.profile, case.params)
+    engine.run()
+    return engine

@@ -140,6 +140,15 @@ def test_only_the_last_executions_are_remembered() -> None:
     assert history.residual(0, 5).samples_ns.tolist() == list(range(11, WINDOW + 11))
 
 
+def test_only_the_last_requests_make_the_mean() -> None:
+    history = StageHistory(None)
+    for _ in range(50):
+        history.request_done(1_000_000)
+    for service in range(WINDOW):
+        history.request_done(service)
+    assert history.request_ns(7) == (WINDOW - 1) // 2
+
+
 def test_residuals_are_shared_until_the_history_changes() -> None:
     tracker, flow = Tracker(PROFILE), workflow(CHAIN)
     one, two = tracker.task_arrived("t1", flow, 0.0), tracker.task_arrived("t2", flow, 3.0)

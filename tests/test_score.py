@@ -46,7 +46,7 @@ def test_every_term_is_that_of_the_reference(raw: dict, data: st.DataObject) -> 
 @many(100)
 @given(st.data())
 def test_a_gain_of_any_durations_is_within_a_nanosecond(data: st.DataObject) -> None:
-    """L before and L after are each rounded once, by at most half a nanosecond, so their difference by one."""
+    """L before and L after are each rounded by at most half a nanosecond, so their difference by one."""
     seconds = st.floats(0, 1000, allow_nan=False)
     after = {"a": [], "b": [], "c": ["a", "b"]}
     samples = {name: data.draw(st.lists(seconds, min_size=1, max_size=3)) for name in after}
@@ -121,7 +121,12 @@ def test_an_aged_gain_by_hand() -> None:
 def test_a_task_that_arrives_now_or_later_is_not_aged() -> None:
     for arrival in (4, 9):
         raw = make_event(
-            budget=100, agents="A=0", tasks={"t": f"@{arrival} a=5"}, waiting=["r t.a A 1 3"], rho=1.0, time=4.0
+            budget=100,
+            agents="A=0",
+            tasks={"t": f"@{arrival} a=5"},
+            waiting=["r t.a A 1 3"],
+            rho=1.0,
+            time=4.0,
         )
         assert score(event_of(raw), ["r"], []).admit_ns == 3 * NS
 

@@ -18,6 +18,7 @@ from topas.decision import Decision, Terms
 from topas.errors import InputError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import read_file
+from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
 from topas.schema import parse_json, validate
 from topas.units import to_ns, to_s
@@ -28,7 +29,11 @@ DECISION_FORMAT = "topas-decision/1"
 MAX_S = 1e6
 """Longest single duration and largest single cost: eleven days; keeps sums within 64 bits."""
 
+MAX_AGED_S = 1e8
+"""Largest sum of a task's residuals times its age weight, for the same reason."""
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+RequestId = Annotated[str, Field(min_length=1, max_length=500)]
 Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
 Samples = Annotated[list[Seconds], Field(min_length=1)]
@@ -54,7 +59,7 @@ class _Task(_Model):
 
 
 class _Waiting(_Model):
-    id: Name
+    id: RequestId
     task: Name
     stage: Name
     agent: Name
@@ -133,7 +138,10 @@ def _event(raw: _Event) -> Event:
         requests[side] = [
             _request(f"{side}.{k}", item, agents, tasks, resident, seen) for k, item in enumerate(listed)
         ]
-    _check_costs(raw, agents, requests["running"])
+    for k, request in enumerate(requests["running"]):
+        if request.agent not in resident:
+            raise InputError(f"the prefix of {request.agent!r} is not resident", field=f"running.{k}.agent")
+    _check_costs(raw, agents, tasks, requests["running"])
     return Event(
         time_s=raw.time_s,
         budget_tokens=raw.budget_tokens,
@@ -147,9 +155,17 @@ def _event(raw: _Event) -> Event:
     )
 
 
-def _check_costs(raw: _Event, agents: Mapping[str, int], running: list[Request]) -> None:
+def _check_costs(
+    raw: _Event, agents: Mapping[str, int], tasks: Mapping[str, TaskState], running: list[Request]
+) -> None:
     """Refuse numbers whose products leave the range of integer nanoseconds."""
     params = raw.params
+    for name, task in tasks.items():
+        work_s = sum(to_s(int(residual.values_ns[-1])) for residual in task.residuals)
+        if work_s * age_weight(raw.time_s - task.arrival_s, params.rho, params.age_scale_s) > MAX_AGED_S:
+            raise InputError(
+                f"expected residuals worth at most {MAX_AGED_S:g} s with age", field=f"tasks.{name}"
+            )
     for name, tokens in agents.items():
         load_s = tokens * params.swap_s_per_token
         if load_s > MAX_S or params.beta * raw.reuse_counts.get(name, 0) * load_s > MAX_S:
@@ -294,8 +310,8 @@ class _Terms(_Model):
 class _Decision(_Model):
     format: Literal["topas-decision/1"]
     resident: list[Name]
-    admit: list[Name]
-    preempt: list[Name]
+    admit: list[RequestId]
+    preempt: list[RequestId]
     score_s: float
     terms: _Terms
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,6 +12,9 @@ from topas.errors import InputError
 
 MAX_BYTES = 8 * 1024 * 1024
 """Longest line of a trace, and largest event, that is read."""
+
+_INTERNAL = re.compile(r"\[key\]$|constrained-|list\[constrained-")
+"""Parts of pydantic's paths that name no field: the alternatives of a union, the key of a mapping."""
 
 MAX_SHOWN = 60
 """Longest piece of a wrong value that an error shows."""
@@ -82,7 +86,7 @@ def validate(
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"] if part != "[key]") or None
+        field = ".".join(str(part) for part in first["loc"] if not _INTERNAL.match(str(part))) or None
         expected = first["msg"][0].lower() + first["msg"][1:]
         if first["type"] not in ("missing", "extra_forbidden"):
             shown = repr(first.get("input"))

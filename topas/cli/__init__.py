@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from topas.errors import InputError
+from topas.errors import InputError, SimulationError
 
 COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare")
 """Subcommands in the order of the help; ``import`` lives in ``topas.cli.import_``."""
@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="topas",
         description="Workflow-aware prefix-state scheduling for multi-agent LLM serving.",
-        epilog="Exit status: 0 done, 2 bad input (the reason is one line on stderr).",
+        epilog="Exit status: 0 done, 1 failed, 2 bad input (the reason is one line on stderr).",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"topas: {error}", file=sys.stderr)
         return 2
+    except SimulationError as error:
+        print(f"topas: simulation broken off: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("topas: interrupted", file=sys.stderr)
         return 130

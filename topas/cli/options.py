@@ -61,7 +61,7 @@ def params_of(args: argparse.Namespace) -> Params:
     InputError
         if one is out of range.
     """
-    limits = {"beta": (0.0, 1e6), "rho": (0.0, 1e6), "M": (0, 16), "K": (0, 1_000_000)}
+    limits = {"beta": (0.0, 100.0), "rho": (0.0, 100.0), "M": (0, 16), "K": (0, 1_000_000)}
     given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     for name, value in given.items():
         low, high = limits[name]

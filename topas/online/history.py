@@ -9,15 +9,15 @@ import numpy as np
 from topas.residual import Residual, outlived
 
 WINDOW = 256
-"""Executions remembered per agent-stage pair: recent ones describe the present load best, and memory
-in a long-running server stays bounded."""
+"""Executions, and requests, remembered per agent-stage pair: recent ones describe the present load best,
+and memory in a long-running server stays bounded."""
 
 
 class StageHistory:
     """Total LLM service of finished executions of one agent-stage pair, in nanoseconds.
 
     Before the first execution has finished, F is a point mass at ``profiled_ns``. The mean service per
-    request D counts every finished request, also those of executions that still go on.
+    request D counts the latest finished requests, also those of executions that still go on.
     """
 
     __slots__ = ("_requests", "_requests_ns", "_residuals", "_totals", "profiled_ns")
@@ -25,13 +25,15 @@ class StageHistory:
     def __init__(self, profiled_ns: int | None) -> None:
         self.profiled_ns = profiled_ns
         self._totals: deque[int] = deque(maxlen=WINDOW)
-        self._requests = 0
+        self._requests: deque[int] = deque(maxlen=WINDOW)
         self._requests_ns = 0
         self._residuals: dict[tuple[int, int], Residual] = {}
 
     def request_done(self, service_ns: int) -> None:
         """Record the service of one finished request."""
-        self._requests += 1
+        if len(self._requests) == WINDOW:
+            self._requests_ns -= self._requests[0]
+        self._requests.append(service_ns)
         self._requests_ns += service_ns
 
     def stage_done(self, total_ns: int) -> None:
@@ -41,7 +43,7 @@ class StageHistory:
 
     def request_ns(self, profiled_ns: int) -> int:
         """Return D: the mean service per request seen, or ``profiled_ns`` before any."""
-        return self._requests_ns // self._requests if self._requests else profiled_ns
+        return self._requests_ns // len(self._requests) if self._requests else profiled_ns
 
     def residual(self, elapsed_ns: int, unknown_ns: int) -> Residual:
         """Return the residual of an unfinished stage with ``elapsed_ns`` of service recorded (Eq. 4).

@@ -75,9 +75,8 @@ class Tracker:
         task = LiveTask(name, workflow, time_s, histories)
         self.tasks[name] = task
         if self._profiled_task_ns is None:
-            self._profiled_task_ns = sum(
-                self._profiled_ns(workflow, k) or to_ns(UNKNOWN_S) for k in range(len(workflow.dag))
-            )
+            known = [self._profiled_ns(workflow, k) for k in range(len(workflow.dag))]
+            self._profiled_task_ns = sum(to_ns(UNKNOWN_S) if ns is None else ns for ns in known)
         return task
 
     def request_ready(self, task: LiveTask, stage: int, input_tokens: int, max_new_tokens: int) -> int:
@@ -127,7 +126,7 @@ class Tracker:
         """Return H_age: mean total service of finished tasks, or the profiled total before the first."""
         if self._finished_tasks:
             return max(to_s(self._finished_ns // self._finished_tasks), 1e-9)
-        return max(to_s(self._profiled_task_ns or to_ns(UNKNOWN_S)), 1e-9)
+        return max(to_s(self._profiled_task_ns or 0), 1e-9)
 
     def service_s(self, task: LiveTask, stage: int, profiled_ns: int) -> float:
         """Return D_r, the expected service of one request of a stage."""

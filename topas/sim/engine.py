@@ -102,7 +102,7 @@ class Engine:
         check: bool,
     ) -> None:
         self.trace, self.policy, self.profile = trace, policy, profile
-        self.record, self.clock, self.check = record, clock, check
+        self.params, self.record, self.clock, self.check = params, record, clock, check
         self.tracker = Tracker(profile, params)
         self.cache = KvCache(
             profile.kv_budget_tokens,
@@ -129,9 +129,7 @@ class Engine:
         self.serial = 0
         self.results: dict[str, TaskResult] = {}
         self.arrived = 0
-        self.smallest = min(
-            (r.reserve_tokens for t in trace.tasks for stage in t.rounds for r in stage), default=0
-        )
+        self.smallest = profile.kv_budget_tokens
         self.requests = self.steps = self.step_requests = self.peak = self.preemptions = 0
         self.recomputed = self.events = self.fruitless = 0
         self.decision_s: list[float] = []
@@ -224,6 +222,7 @@ class Engine:
             arrival_s=self.now_s,
         )
         job = Job(request, live, stage, index, spec, profiled_ns)
+        self.smallest = min(self.smallest, spec.reserve_tokens)
         self.jobs[request.id] = job
         self.waiting[request.id] = job
         self.changed = True
@@ -295,13 +294,15 @@ class Engine:
         In SGLang's own admission mode a request that did not fit also latches the batch as full: nobody
         is tried again until a running request leaves.
         """
-        if self.full or len(self.running) >= self.profile.max_running or self._free() < self.smallest:
+        if self.full or len(self.running) >= self.profile.max_running:
             return
+        if not self.by_ratio and self._free() < self.smallest:
+            return  # no request seen so far is that small
         event = self._event() if self.record else None
         start = self.clock()
         order = sorted((job.request for job in self.waiting.values()), key=policy.rank(EngineView(self)))
         admitted: list[str] = []
-        for request in order:
+        for request in order[: self.params.K or None]:
             job = self.waiting[request.id]
             if not self._fits(job):
                 self.full = self.by_ratio
@@ -397,7 +398,7 @@ class Engine:
         if reusable:
             reused, there_s = self.cache.take_context(job.agent, job.live.id, job.stage, reusable, self.now_s)
         self.cache.used += job.held
-        job.prefill_tokens = job.held - reused
+        job.prefill_tokens = max(job.held - reused, 1)  # the last token is computed to yield the next
         self.recomputed += max(job.generated - max(reused - job.round.input_tokens, 0), 0)
         self.tracker.request_admitted(job.live, job.stage)
         wait_s = max(ready_s, there_s)

@@ -4,8 +4,8 @@ From the paper: n requests for each of agents A and B, distinct long prefixes, o
 decode length for all, and the same requests either alternating (A, B, A, B, ...) or grouped (all of A
 arrive first).
 
-Assumed: the lengths and the mean gap of 2.3 s between arrivals. They come from fitting Table I
-together with the engine's constants, and that fit is not unique.
+Assumed: the lengths and the mean gap between arrivals. Prefix, output and gap come from fitting Table I
+together with two of the engine's constants (compare.table1); that fit is not unique.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from traces.workloads.options import WorkloadOptions
 from traces.workloads.plan import Plan, plain_stage
 
-PREFIX_TOKENS = 9015
+PREFIX_TOKENS = 6739
 INPUT_TOKENS = 430
-OUTPUT_TOKENS = 946
-RATE_PER_S = 1 / 2.3
+OUTPUT_TOKENS = 1072
+RATE_PER_S = 1 / 4.884
 """Default arrival rate, over the requests of both agents."""
 
 
