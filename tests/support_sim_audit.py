@@ -161,7 +161,7 @@ def least_completion_s(trace: Trace, profile: Profile, task: TaskSpec, resumed: 
         time_s = max((done[p] for p in dag.before[stage]), default=task.arrival_s)
         for spec in rounds:
             time_s += profile.prefill_base_s
-            time_s += (spec.input_tokens - spec.reused_tokens) * profile.prefill_s_per_token
+            time_s += max(spec.input_tokens - spec.reused_tokens, 1) * profile.prefill_s_per_token
             for k in range(1, spec.output_tokens - resumed):
                 kv_tokens = prefix + spec.input_tokens + k
                 time_s += profile.decode_base_s + profile.decode_s_per_seq

@@ -13,6 +13,7 @@ from topas.profile import load_profile
 from traces.format import read_trace
 from traces.load import one_prefix_rate_per_s
 from traces.workloads import WORKLOADS
+from traces.workloads.two_agent import RATE_PER_S
 
 EVENT: dict[str, Any] = {
     "format": "topas-event/1",
@@ -142,7 +143,7 @@ def test_a_load_is_turned_into_a_rate(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_two_agent_has_a_rate_of_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made = done(capsys, "workload", "two-agent", "--order", "grouped", "-o", tmp_path / "t.jsonl")
-    assert made["rate_per_s"] == pytest.approx(1 / 2.3)
+    assert made["rate_per_s"] == pytest.approx(RATE_PER_S)
     assert made["tasks"] == 200
 
 

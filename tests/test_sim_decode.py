@@ -154,7 +154,7 @@ class _Walker:
         self.leftovers: list[tuple[str, int, int]] = []  # (agent, serial or -1 for the prefix, tokens)
         self.arrivals = list(enumerate(trace.tasks))
         self.done_s = [0.0] * len(trace.tasks)
-        self.serial = 0
+        self.serial = self.loads = 0
 
     def play(self) -> list[float]:
         while self.arrivals or self.queue or self.running:
@@ -203,6 +203,7 @@ class _Walker:
                     self.leftovers.remove(kept[0])
                 else:
                     cold.append(head.agent)
+                    self.loads += 1
             self.queue.pop(0)
             self.running.append(head)
             admitted.append(head)
@@ -216,7 +217,7 @@ class _Walker:
             self.leftovers.remove(behind[0] if serial < 0 and behind else self.leftovers[0])
 
     def prefill(self, admitted: list[_Request], cold: list[str]) -> None:
-        tokens = sum(r.spec.input_tokens for r in admitted) + sum(self.trace.agents[a] for a in cold)
+        tokens = sum(max(r.spec.input_tokens, 1) for r in admitted) + sum(self.trace.agents[a] for a in cold)
         self.now_s += self.profile.prefill_base_s + tokens * self.profile.prefill_s_per_token
         self.give_token(admitted)
 
@@ -280,11 +281,14 @@ def _chains(draw: st.DrawFn, agents: str) -> tuple[Trace, Profile]:
 @given(data=st.data())
 def test_a_simulation_equals_one_token_at_a_time(agents: str, data: st.DataObject) -> None:
     trace, profile = data.draw(_chains(agents))
-    walked = _Walker(trace, profile).play()
-    assert jcts(simulate(trace, "fcfs", profile, check=True)) == pytest.approx(walked, rel=1e-9)
+    walker = _Walker(trace, profile)
+    walked = walker.play()
+    result = simulate(trace, "fcfs", profile, check=True)
+    assert jcts(result) == pytest.approx(walked, rel=1e-9)
+    assert result.metrics["prefix_loads"] == walker.loads
 
 
-def test_decode_steps_are_walked_in_the_order_that_the_walker_expects() -> None:
+def test_engine_and_walker_agree_with_a_hand_computed_pair() -> None:
     # Two requests by hand: both walk the same first steps, then one is alone.
     profile = make_profile(decode_s_per_seq=1 / 8, decode_s_per_kv_token=1 / 64)
     trace = make_trace({"A": 10}, (0.0, chain(("A", ask(4, 2)))), (0.0, chain(("A", ask(4, 4)))))

@@ -223,6 +223,13 @@ def test_reused_tokens_need_no_prefill(reused_tokens: int) -> None:
     assert jcts(result) == [SECOND_READY_S + (32 - reused_tokens) / 16]
 
 
+def test_a_prompt_that_is_cached_to_the_end_computes_its_last_token() -> None:
+    rounds = (ask(16, 4), ask(20, 1, reused_tokens=20))
+    assert jcts(play(make_trace({"A": 16}, (0.0, single("A", *rounds))), make_profile())) == [
+        FIRST_ROUND_S + 1 / 16
+    ]
+
+
 def test_reused_tokens_that_were_evicted_are_computed_again() -> None:
     # X takes 70 of 100 tokens: the context of 20 must go, the prefix of 16 may stay.
     result = play(_two_rounds(20, (69, 1)), make_profile(kv_budget_tokens=100))
@@ -295,9 +302,10 @@ def _swap_then_back(event: Event) -> tuple[list[str], list[str]]:
     return ([], []) if running else admit_all(event)
 
 
-def _swapped(other_tokens: int) -> Trace:
+def _swapped(other_tokens: int, other: str = "A") -> Trace:
+    """Return a request of nine tokens, of which five are generated when another comes at 2."""
     return make_trace(
-        {"A": 0, "B": 0}, (0.0, single("A", ask(16, 9))), (2.0, single("B", ask(other_tokens, 1)))
+        {"A": 0, "B": 0}, (0.0, single("A", ask(16, 9))), (2.0, single(other, ask(other_tokens, 1)))
     )
 
 
@@ -306,11 +314,11 @@ def _swapped(other_tokens: int) -> Trace:
     [
         ("decode", 3 + 16 / 16 + 8 * STEP_S, 5),
         ("prefill", 3 + 21 / 16 + 3 * STEP_S, 5),
-        ("keep", 3 + 0 / 16 + 3 * STEP_S, 0),
+        ("keep", 3 + 1 / 16 + 3 * STEP_S, 0),  # the last token is computed to yield the next
     ],
 )
 def test_what_a_preempted_request_does_again(redo: str, end_s: float, recomputed: int) -> None:
-    # It has generated five of nine tokens at 2; a prefill of 16 tokens for the other lasts until 3.
+    # The other's prefill of 16 tokens lasts from 2 to 3.
     result = simulate(_swapped(16), scripted(_swap_then_back), make_profile(redo=redo), check=True)
     assert jcts(result) == [end_s, 3.0]
     assert result.metrics["preemptions"] == 1
@@ -318,7 +326,7 @@ def test_what_a_preempted_request_does_again(redo: str, end_s: float, recomputed
 
 
 @pytest.mark.parametrize(
-    ("host", "resume_s", "recomputed"), [(False, 21 / 16, 5), (True, 21 / 32 + 0 / 16, 0)]
+    ("host", "resume_s", "recomputed"), [(False, 21 / 16, 5), (True, 21 / 32 + 1 / 16, 0)]
 )
 def test_kept_kv_that_was_evicted_is_computed_again_or_loaded(
     *, host: bool, resume_s: float, recomputed: int
@@ -327,6 +335,18 @@ def test_kept_kv_that_was_evicted_is_computed_again_or_loaded(
     result = simulate(_swapped(96), scripted(_swap_then_back), profile, check=True)
     there_s = 2 + 96 / 16
     assert jcts(result) == [there_s + resume_s + 3 * STEP_S, there_s]
+    assert result.metrics["recomputed_tokens"] == recomputed
+
+
+@pytest.mark.parametrize(
+    ("host", "resume_s", "recomputed"), [(False, 21 / 16, 5), (True, 17 / 32 + 21 / 32 + 1 / 16, 0)]
+)
+def test_kept_kv_leaves_with_its_prefix(*, host: bool, resume_s: float, recomputed: int) -> None:
+    # The decision at 2 keeps B alone; that at 3 moves B's 17 tokens out before A's are loaded.
+    result = simulate(
+        _swapped(16, "B"), scripted(_swap_then_back), make_profile(redo="keep", host_cache=host), check=True
+    )
+    assert jcts(result) == [3 + resume_s + 3 * STEP_S, 3.0]
     assert result.metrics["recomputed_tokens"] == recomputed
 
 
@@ -400,12 +420,11 @@ def test_retraction_takes_the_longest_input_among_those_with_fewest_tokens() -> 
     assert log.preempted == [(37.0, "t01/a/0")]
 
 
-def test_sglang_admission_asks_for_one_token_more_than_the_need() -> None:
+@pytest.mark.parametrize(("budget", "first"), [(110, 1), (111, 2)])
+def test_sglang_admission_asks_for_one_token_more_than_the_need(budget: int, first: int) -> None:
     trace = make_trace({"A": 10}, *[(0.0, single("A", ask(10, 40)))] * 2)
-    _, log = watched(trace, "fcfs", stepping(110, admission="sglang"))
-    assert [when for when, _ in log.admitted][1] > 0
-    _, log = watched(trace, "fcfs", stepping(111, admission="sglang"))
-    assert log.admitted == [(0.0, "t00/a/0"), (0.0, "t01/a/0")]
+    _, log = watched(trace, "fcfs", stepping(budget, admission="sglang"))
+    assert len(log.prefills[0][1]) == first
 
 
 def test_in_sglang_admission_a_full_batch_stays_shut_until_a_request_leaves() -> None:

@@ -35,6 +35,7 @@ MAX_AGED_S = 1e8
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 RequestId = Annotated[str, Field(min_length=1, max_length=500)]
 Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
 Samples = Annotated[list[Seconds], Field(min_length=1)]
 
@@ -79,12 +80,12 @@ class _Params(_Model):
     rho: Annotated[float, Field(ge=0, le=1e6)]
     age_scale_s: Annotated[float, Field(gt=0)]
     M: Annotated[int, Field(ge=0, le=16)]
-    K: Annotated[int, Field(ge=0)]
+    K: Count
     swap_s_per_token: Annotated[float, Field(ge=0)]
     decode_s_per_token: Annotated[float, Field(ge=0)]
-    max_running: Annotated[int, Field(ge=0)] = Params().max_running
+    max_running: Count = Params().max_running
     scenarios: Annotated[int, Field(ge=1, le=65536)] = Params().scenarios
-    seed: Annotated[int, Field(ge=0)] = Params().seed
+    seed: Count = Params().seed
 
 
 class _Event(_Model):
@@ -94,7 +95,7 @@ class _Event(_Model):
     params: _Params
     agents: dict[Name, _Agent]
     resident: list[Name]
-    reuse_counts: dict[Name, Annotated[int, Field(ge=0)]]
+    reuse_counts: dict[Name, Count]
     samples: dict[Name, Samples] = {}
     tasks: dict[Name, _Task]
     waiting: list[_Waiting]
@@ -162,7 +163,8 @@ def _check_costs(
     params = raw.params
     for name, task in tasks.items():
         work_s = sum(to_s(int(residual.values_ns[-1])) for residual in task.residuals)
-        if work_s * age_weight(raw.time_s - task.arrival_s, params.rho, params.age_scale_s) > MAX_AGED_S:
+        weight = age_weight(raw.time_s - task.arrival_s, params.rho, params.age_scale_s)
+        if not (weight <= MAX_AGED_S and work_s * weight <= MAX_AGED_S):
             raise InputError(
                 f"expected residuals worth at most {MAX_AGED_S:g} s with age", field=f"tasks.{name}"
             )

@@ -16,8 +16,17 @@ from topas.progress import PathModel, PathStore
 from topas.residual import FloatArray, IntArray
 from topas.units import to_ns
 
-STORE = PathStore()
-"""Path evaluations of this process; a cache that never changes a result."""
+_stores = [PathStore()]
+
+
+def current_store() -> PathStore:
+    """Return this process's store of path evaluations, a new one when the last is full.
+
+    Problems keep the store that they were compiled with, so they outlive it.
+    """
+    if _stores[0].full:
+        _stores[0] = PathStore()
+    return _stores[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,9 @@ def age_weight(waited_s: float, rho: float, age_scale_s: float) -> float:
     return 1.0 + rho * math.log1p(max(waited_s, 0.0) / age_scale_s)
 
 
-def compile_event(event: Event, store: PathStore = STORE) -> Problem:
+def compile_event(event: Event) -> Problem:
     """Compile an event. O(requests log requests), and one path evaluation per new task state."""
-    if store.full:
-        store.clear()
+    store = current_store()
     params, states = event.params, event.tasks
 
     def order(request: Request) -> tuple[float, str, str]:

@@ -29,7 +29,7 @@ EXACT_OUTCOMES = 4096
 MEMO_REQUESTS = 10
 """Tasks with at most so many ready requests keep a table of L over all subsets of them."""
 STORE_CELLS = 4_000_000
-"""The store is emptied when its outcome table grows beyond this many cells (32 MB)."""
+"""A store is full when its outcome table or its memos have this many cells (32 MB)."""
 
 
 @numba.njit(cache=True)
@@ -77,17 +77,13 @@ class PathModel:
 
 
 class PathStore:
-    """Outcome tables and memos of L, shared by all tasks in the same state; grows, then starts anew.
+    """Outcome tables and memos of L, shared by all tasks in the same state; grows until it is full.
 
     A cache only: it never changes a result. Keys hold the residual objects themselves, which are
     shared until the history behind them changes.
     """
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
         self.z: IntArray = np.zeros(1 << 14, dtype=np.int64)
         self.weights: FloatArray = np.zeros(1 << 12, dtype=np.float64)
         self.before: IntArray = np.zeros(1 << 10, dtype=np.int64)
@@ -100,7 +96,7 @@ class PathStore:
 
     @property
     def full(self) -> bool:
-        """Return whether the store should be cleared before the next event."""
+        """Return whether the next event should start a new store."""
         return max(self._used["z"], self._used["memo"], 64 * len(self._models)) > STORE_CELLS
 
     def model(

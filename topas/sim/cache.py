@@ -103,6 +103,7 @@ class KvCache:
     def leave_context(self, agent: str, task: str, stage: int, tokens: int) -> None:
         """Keep the dynamic KV of a finished request as a leftover; its tokens are no longer in use."""
         if tokens:
+            self._on_host.pop((agent, task, stage), None)  # an older context of the stage
             self._leave((agent, task, stage), tokens)
             self._children.setdefault(agent, OrderedDict())[agent, task, stage] = None
 

@@ -22,9 +22,6 @@ def check_decision(engine: Engine, event: Event, decision: Decision) -> None:
     """I1: a decision is feasible on the event it was made on."""
     wrong = violations(event, decision)
     if wrong:
-        keeps = not decision.admit and not decision.preempt
-        if keeps and engine.by_ratio:
-            return  # running requests outgrew the ratio's estimate: retraction, not the policy, mends that
         _fail(engine, 1, "; ".join(wrong))
 
 

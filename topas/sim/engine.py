@@ -334,14 +334,21 @@ class Engine:
         return self.profile.kv_budget_tokens - self.cache.used - self.ratio.value * self.max_left - entering
 
     def _event(self) -> Event:
-        """Return the event of this instant."""
+        """Return the event of this instant.
+
+        Under the ratio, running requests may have outgrown the estimate that let them in; the budget then
+        still holds them, and it is retraction that makes room.
+        """
+        running = [self._seen(job) for job in self.running.values()]
+        taken = sum(self.trace.agents[agent] for agent in self.cache.active)
+        taken += sum(request.reserve_tokens for request in running)
         return self.tracker.event(
             self.now_s,
-            self.profile.kv_budget_tokens,
+            max(self.profile.kv_budget_tokens, taken),
             self.trace.agents,
             self.cache.resident,
             [self._seen(job) for job in self.waiting.values()],
-            [self._seen(job) for job in self.running.values()],
+            running,
         )
 
     def _seen(self, job: Job) -> Request:
@@ -357,7 +364,7 @@ class Engine:
         reserve = base.reserve_tokens
         if self.by_ratio and job.phase is Phase.DECODE:
             left = job.round.max_new_tokens - generated
-            reserve += math.ceil(self.ratio.value * left) - left
+            reserve += math.floor(self.ratio.value * left) - left
         return replace(
             base,
             reserve_tokens=reserve,
@@ -373,7 +380,7 @@ class Engine:
     def _carry_out(self, decision: Decision) -> None:
         """Preempt, move idle prefixes off the GPU, admit in greedy order with credits."""
         for name in decision.preempt:
-            self._preempt(self.running[name])
+            self._preempt(self.running[name], keep=self.profile.redo == "keep")
         for agent in self.cache.resident:
             if agent not in decision.resident and agent not in self.cache.active:
                 self.cache.evict_prefix(agent, self.now_s)
@@ -382,7 +389,7 @@ class Engine:
 
     def _reusable(self, job: Job) -> int:
         """Return how many leading dynamic tokens may be cached: its stage's context, or its own kept KV."""
-        if self.profile.redo == "keep" and job.generated:
+        if job.kept:
             return job.round.input_tokens + job.generated
         return job.round.reused_tokens
 
@@ -428,15 +435,15 @@ class Engine:
         elif job.phase is Phase.PREFILL:
             self.to_prefill = [other for other in self.to_prefill if other is not job]
 
-    def _preempt(self, job: Job, *, keep: bool | None = None) -> None:
-        """Put a running request back into the queue; what becomes of its KV is the profile's ``redo``."""
+    def _preempt(self, job: Job, *, keep: bool) -> None:
+        """Put a running request back into the queue, its KV dropped or kept as an evictable leftover."""
         generated = self.generated(job)
         held = job.held + generated - job.generated
         self._leave_engine(job)
         self.cache.used -= held
-        if self.profile.redo == "keep" if keep is None else keep:
-            computed = job.phase is Phase.DECODE
-            self.cache.leave_context(job.agent, job.live.id, job.stage, held if computed else 0)
+        job.kept = keep and job.phase is Phase.DECODE
+        if job.kept:
+            self.cache.leave_context(job.agent, job.live.id, job.stage, held)
         if job.start_s >= 0:
             if self.profile.redo == "decode":
                 job.service_ns = 0
@@ -461,6 +468,9 @@ class Engine:
         batch, self.to_prefill = self.to_prefill, []
         tokens = sum(job.prefill_tokens + (self.trace.agents[job.agent] if job.cold else 0) for job in batch)
         start_s = self.now_s
+        if not self.decoding:
+            self.full = False  # as in SGLang, where the latch goes with the empty batch that had it
+        self.peak = max(self.peak, self.decoding + len(batch))
         self.now_s += self.profile.prefill_base_s + tokens * self.profile.prefill_s_per_token
         self.events += 1
         for job in batch:
@@ -480,7 +490,6 @@ class Engine:
                 heapq.heappush(self.finishing, (job.finish_step, self.serial, job))
             else:
                 self._finish(job)
-        self.peak = max(self.peak, self.decoding)
         if self.by_ratio:
             self.changed = True  # the new requests now count by the ratio alone
 
@@ -492,7 +501,7 @@ class Engine:
         n = self.decoding
         most = finishing[0][0] - self.step
         if self.by_ratio:
-            room = (self.profile.kv_budget_tokens - self.cache.used) // n
+            room = self._room() // n
             if room == 0:
                 self._retract()
                 return
@@ -514,15 +523,24 @@ class Engine:
             if job.phase is Phase.DECODE and job.finish_step == step:
                 self._finish(job)
 
+    def _room(self) -> int:
+        """Return the KV tokens left to decode into: those entering need one each for their first token."""
+        entering = len(self.running) - self.decoding
+        return self.profile.kv_budget_tokens - self.cache.used - entering
+
     def _retract(self) -> None:
-        """Take back the requests that have generated least until one more step fits (SGLang's rule)."""
+        """Take requests back until one more decode step fits: those that have generated least (SGLang).
+
+        The last one that decodes stays; then those go back that entered last and have not begun.
+        """
         order = sorted(
             (job for job in self.running.values() if job.phase is Phase.DECODE),
             key=lambda job: (-self.generated(job), job.round.input_tokens, job.request.id),
         )
-        while len(self.running) > 1 and order:
-            self._preempt(order.pop(), keep=False)
-            if self.cache.used + len(order) <= self.profile.kv_budget_tokens:
+        entering = [job for job in self.running.values() if job.phase is not Phase.DECODE]
+        while len(order) > 1 or entering:
+            self._preempt(order.pop() if len(order) > 1 else entering.pop(), keep=False)
+            if len(order) <= self._room():
                 break
         self.ratio.retracted(
             [self.generated(job) for job in order], [job.round.max_new_tokens for job in order]

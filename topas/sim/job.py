@@ -28,9 +28,9 @@ class Job:
     """
 
     __slots__ = (
-        "agent", "cold", "credit_ns", "finish_step", "generated", "held", "join_step", "live", "phase",
-        "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns", "stage",
-        "start_s",
+        "agent", "cold", "credit_ns", "finish_step", "generated", "held", "join_step", "kept", "live",
+        "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns",
+        "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
@@ -47,6 +47,7 @@ class Job:
         self.phase = Phase.WAITING
         self.generated = 0
         self.held = 0
+        self.kept = False
         self.prefill_tokens = 0
         self.cold = False
         self.credit_ns = 0
