@@ -99,8 +99,7 @@ def single(agent: str, *rounds: Round) -> dict[str, Stage]:
 def chain(*stages: tuple[str, Round]) -> dict[str, Stage]:
     """Return the stages ``s0`` -> ``s1`` -> ... given as (agent, its one request)."""
     return {
-        f"s{k}": Stage(agent, (spec,), (f"s{k - 1}",) if k else ())
-        for k, (agent, spec) in enumerate(stages)
+        f"s{k}": Stage(agent, (spec,), (f"s{k - 1}",) if k else ()) for k, (agent, spec) in enumerate(stages)
     }
 
 

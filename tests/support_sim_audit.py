@@ -77,8 +77,7 @@ class Audit:
         self._partition(event)
         self._memory(event)
         wrong = violations(event, decision)
-        # In SGLang's mode what runs may outgrow the estimate: keeping it all is then the engine's affair.
-        if wrong and (self.profile.admission == "full" or decision.admit or decision.preempt):
+        if wrong:
             self.fault(event, f"infeasible: {wrong}")
         self.waiting = {r.id for r in event.waiting} - set(decision.admit) | set(decision.preempt)
         self.running = {r.id for r in event.running} - set(decision.preempt) | set(decision.admit)

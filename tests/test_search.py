@@ -355,6 +355,22 @@ def test_nothing_is_changed_if_no_state_can_be_reached() -> None:
     assert select(event_of(raw | {"params": raw["params"] | {"K": 2}})).preempt == ("q1", "q2")
 
 
+def test_a_batch_limit_below_what_runs_preempts_the_cheaper_side() -> None:
+    """Two run and one may: A's request revokes 1 s, B's 2 s."""
+    raw = make_event(
+        budget=500,
+        agents="A=50 B=50",
+        tasks={"t": "a=5", "u": "b=5"},
+        running=["q1 t.a A 40 5 credit=1", "q2 u.b B 40 5 credit=2"],
+        resident="A B",
+        max_running=1,
+    )
+    for most in (0, 6):
+        decision = decide(raw, M=most)
+        assert (decision.resident, decision.preempt) == (("B",), ("q1",))
+        assert decision.terms.score_ns == -NS
+
+
 def test_an_empty_gpu_takes_even_a_request_that_costs_more_than_it_gains() -> None:
     """An empty state is the last resort: 1 s is gained for 5 s of moving, else nothing would ever run."""
     raw = make_event(budget=1000, agents="A=500", tasks={"t": "a=1"}, waiting=["r t.a A 10 1"])

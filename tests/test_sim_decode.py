@@ -211,7 +211,9 @@ class _Walker:
         return admitted, cold
 
     def evict(self) -> None:
-        while self.leftovers and self.held() + sum(x[2] for x in self.leftovers) > self.profile.kv_budget_tokens:
+        while (
+            self.leftovers and self.held() + sum(x[2] for x in self.leftovers) > self.profile.kv_budget_tokens
+        ):
             agent, serial, _ = self.leftovers[0]
             behind = [x for x in self.leftovers if x[0] == agent and x[1] >= 0]
             self.leftovers.remove(behind[0] if serial < 0 and behind else self.leftovers[0])

@@ -27,6 +27,7 @@ from support_sim import (
 
 from topas.decision import Decision
 from topas.event import Event, Params
+from topas.feasible import violations
 from topas.policies import JointPolicy, policy_names
 from topas.profile import Profile, load_profile
 from topas.sim import SimResult, simulate
@@ -124,7 +125,9 @@ def test_without_host_copies_the_prefix_is_computed_again() -> None:
 
 
 def test_the_load_time_follows_the_bytes_and_the_bandwidth() -> None:
-    profile = make_profile(kv_budget_tokens=200, host_cache=True, kv_bytes_per_token=10, swap_bytes_per_s=80.0)
+    profile = make_profile(
+        kv_budget_tokens=200, host_cache=True, kv_bytes_per_token=10, swap_bytes_per_s=80.0
+    )
     assert jcts(play(_evicted_and_back(), profile))[3] == 21 + 64 * 10 / 80 + 1
 
 
@@ -362,7 +365,9 @@ def test_a_credit_is_stored_at_admission_and_cleared_at_preemption() -> None:
         (4.0, single("A", ask(16, 9))),
     )
     _, entries = recorded(trace, JointPolicy("credits", decide), make_profile())
-    seen = [({r.id: r.credit_s for r in e.running}, {r.id: r.credit_s for r in e.waiting}) for e, _ in entries]
+    seen = [
+        ({r.id: r.credit_s for r in e.running}, {r.id: r.credit_s for r in e.waiting}) for e, _ in entries
+    ]
     assert seen[:3] == [
         ({}, {"t00/a/0": 0.0}),
         ({"t00/a/0": 5.0}, {"t01/b/0": 0.0}),
@@ -480,6 +485,27 @@ def test_what_outgrew_the_ratios_estimate_may_stay(policy: str) -> None:
     result, log = watched(trace, policy, stepping(132, admission="sglang"))
     assert not [name for when, name in log.preempted if when == 33.0]
     assert len(result.tasks) == 4
+
+
+def _replace_all(event: Event) -> tuple[list[str], list[str]]:
+    """Admit whatever fits the event's own budget; for the sake of B preempt all of A."""
+    newcomers = [request.id for request in event.waiting if request.agent == "B"]
+    running = [request.id for request in event.running] if newcomers else []
+    admitted: list[str] = []
+    for name in newcomers or [request.id for request in event.waiting]:
+        if not violations(event, make_decision(event, [*admitted, name], running)):
+            admitted.append(name)
+    return admitted, running
+
+
+def test_what_outgrew_the_estimate_gives_nobody_more_room_than_there_is() -> None:
+    # As above, the requests of A count 142 tokens at 33, in a memory of 132. A policy that preempts them
+    # all and fills what the event calls the budget must not overrun the memory with two prompts of 70.
+    tasks = [(when, single("A", ask(10, 40))) for when in (0.0, 1.0, 2.0)]
+    tasks += [(32.5, single("B", ask(70, 1)))] * 2
+    trace = make_trace({"A": 0, "B": 0}, *tasks)
+    _, entries = recorded(trace, scripted(_replace_all), stepping(132, admission="sglang"))
+    assert max(event.budget_tokens for event, _ in entries) == 132
 
 
 @pytest.mark.parametrize("policy", policy_names())

@@ -186,7 +186,9 @@ def _with_another_future(draw: st.DrawFn, case: Case, entries: Sequence[Entry]) 
             # Its last known round is over, so that what it still does may have begun: same number of rounds.
             left = len(rounds) - count
             return past + new_rounds(agent, left)[:left] if left else past
-        return past + new_rounds(agent, 1 if not count else 0)[: None if not count else draw(st.integers(0, 2))]
+        return (
+            past + new_rounds(agent, 1 if not count else 0)[: None if not count else draw(st.integers(0, 2))]
+        )
 
     tasks = []
     for task in case.trace.tasks:
@@ -198,7 +200,9 @@ def _with_another_future(draw: st.DrawFn, case: Case, entries: Sequence[Entry]) 
         rounds = tuple(new_rounds(agent) for agent in model.agents)
         if draw(st.booleans()):
             rounds = ((Round(0, 1, 1),),) * len(model.agents)
-        tasks.append(TaskSpec(f"n{k}", model, event.time_s + (k + 1) * draw(st.sampled_from([0.01, 1.0])), rounds))
+        tasks.append(
+            TaskSpec(f"n{k}", model, event.time_s + (k + 1) * draw(st.sampled_from([0.01, 1.0])), rounds)
+        )
     return replace(case.trace, tasks=tuple(sorted(tasks, key=lambda task: task.arrival_s)))
 
 
@@ -391,7 +395,9 @@ def _admit_in_secret(entries: list[Entry]) -> None:
 def _forget_the_queue(entries: list[Entry]) -> None:
     k = next(k for k, (event, _) in enumerate(entries) if len(event.waiting) > 1)
     event, _ = entries[k]
-    short = _change(event, waiting=event.waiting[1:], tasks={r.task: 0 for r in (*event.waiting[1:], *event.running)})
+    short = _change(
+        event, waiting=event.waiting[1:], tasks={r.task: 0 for r in (*event.waiting[1:], *event.running)}
+    )
     entries[k] = (short, make_decision(short))
 
 
