@@ -1,4 +1,4 @@
-"""An auditor of recorded decisions: it knows the trace and the profile, and shares no code with the engine."""
+"""An auditor of recorded decisions: it knows trace and profile, and shares no code with the engine."""
 
 from __future__ import annotations
 
@@ -85,11 +85,9 @@ class Audit:
             self.last_seen_s[name] = event.time_s
 
     def _partition(self, event: Event) -> None:
+        """Check how the requests have moved since the decision before."""
         waiting, running = {r.id for r in event.waiting}, {r.id for r in event.running}
-        if len(waiting) + len(running) != len(event.waiting) + len(event.running) or waiting & running:
-            self.fault(event, "a request is named twice")
-        if set(event.tasks) != {r.task for r in (*event.waiting, *event.running)}:
-            self.fault(event, "tasks are not those with a request")
+        self._names(event, waiting, running)
         for name in running - self.running:
             self.fault(event, f"{name} runs without having been admitted")
         retracted = self.running & waiting
@@ -104,6 +102,13 @@ class Audit:
             self.fault(event, f"{name} is back after it finished")
         for name in sorted(waiting - self.waiting - retracted):
             self._newcomer(event, name)
+
+    def _names(self, event: Event, waiting: set[str], running: set[str]) -> None:
+        """Check that every request stands on one side, once, with the facts of the trace."""
+        if len(waiting) + len(running) != len(event.waiting) + len(event.running) or waiting & running:
+            self.fault(event, "a request is named twice")
+        if set(event.tasks) != {r.task for r in (*event.waiting, *event.running)}:
+            self.fault(event, "tasks are not those with a request")
         for request in (*event.waiting, *event.running):
             known = self.known[request.id]
             if request.agent != known.agent or not known.task.arrival_s <= request.arrival_s <= event.time_s:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -83,6 +82,16 @@ def test_steps_until_agrees_with_walking(profile: Profile, n: int, kv: int, walk
     if last < 1e-9 * before or last == 0:
         return
     assert steps_until(profile, n, kv, before + last / 2, 60) == walked
+
+
+@settings(fixed, max_examples=500)
+@given(profile=ENGINES, n=st.integers(1, 50), kv=st.integers(0, 10**4), walked=st.integers(1, 2000))
+def test_a_wait_of_exactly_so_many_steps_takes_no_more(
+    profile: Profile, n: int, kv: int, walked: int
+) -> None:
+    wait_s = run_s(profile, n, kv, walked)
+    if run_s(profile, n, kv, walked - 1) < wait_s:
+        assert steps_until(profile, n, kv, wait_s, 10**6) == walked
 
 
 # --- the new-token ratio --------------------------------------------------------------------------------
@@ -243,17 +252,16 @@ class _Walker:
                 self.done_s[request.task] = self.now_s
 
 
-# Binary fractions: sums of them are exact however they are ordered, so no tie is decided by rounding.
-FRACTION: Callable[[int, int], st.SearchStrategy[float]] = lambda most, part: st.integers(0, most).map(
-    lambda k: k / part
-)
+def fractions(most: int, part: int) -> st.SearchStrategy[float]:
+    """Return binary fractions, whose sums are exact in any order: no tie is decided by rounding."""
+    return st.integers(0, most).map(lambda k: k / part)
 
 
 @st.composite
 def _chains(draw: st.DrawFn, agents: str) -> tuple[Trace, Profile]:
     prefixes = {agent: draw(st.integers(1, 30)) for agent in agents}
     tasks = []
-    for arrival_s in sorted(draw(st.lists(FRACTION(640, 64), min_size=1, max_size=5))):
+    for arrival_s in sorted(draw(st.lists(fractions(640, 64), min_size=1, max_size=5))):
         stages = draw(
             st.lists(
                 st.tuples(
@@ -268,11 +276,11 @@ def _chains(draw: st.DrawFn, agents: str) -> tuple[Trace, Profile]:
     trace = make_trace(prefixes, *tasks)
     profile = make_profile(
         kv_budget_tokens=max(prefixes.values()) + 45 + draw(st.integers(0, 80)),
-        prefill_base_s=draw(FRACTION(16, 16)),
-        prefill_s_per_token=draw(FRACTION(16, 64)),
-        decode_base_s=draw(FRACTION(64, 64)),
-        decode_s_per_seq=draw(FRACTION(16, 256)),
-        decode_s_per_kv_token=draw(FRACTION(8, 4096)),
+        prefill_base_s=draw(fractions(16, 16)),
+        prefill_s_per_token=draw(fractions(16, 64)),
+        decode_base_s=draw(fractions(64, 64)),
+        decode_s_per_seq=draw(fractions(16, 256)),
+        decode_s_per_kv_token=draw(fractions(8, 4096)),
         max_running=draw(st.sampled_from([1, 2, 64])),
     )
     return trace, profile

@@ -204,6 +204,41 @@ def test_leftovers_leave_in_the_order_of_their_last_use_and_a_prefix_behind_its_
     assert left == [(50, ["A", "B"]), (40, ["A", "B"]), (20, ["A"]), (0, [])]
 
 
+def test_a_prefix_that_became_idle_before_its_leaves_still_leaves_after_them() -> None:
+    cache = KvCache(100, {"A": 20}, host=False, swap_s_per_token=0.0)
+    cache.acquire("A", 0.0)
+    cache.release("A")
+    cache.leave_context("A", "t", 0, 10)  # as when a request is preempted and its KV kept
+    cache.used = 75
+    cache.trim(0.0)
+    assert (cache.leftover, cache.resident) == (20, ["A"])
+
+
+def test_a_load_that_was_given_up_does_not_start_the_request_of_a_later_load() -> None:
+    # A's prefix is on its way until 615 when B comes and the policy drops A. Wanted again at 411, it is
+    # loaded anew, behind the first load on the link: the end of that starts nobody.
+    trace = make_trace(
+        {"A": 64, "B": 0, "X": 0},
+        (0.0, single("A", ask(10, 2))),
+        (10.0, single("X", ask(150, 1))),
+        (400.0, single("A", ask(10, 2))),
+        (410.0, single("B", ask(10, 2))),
+    )
+
+    def choose(event: Event) -> tuple[list[str], list[str]]:
+        waiting, running = [r.id for r in event.waiting], [r.id for r in event.running]
+        return (waiting, running) if "t03/b/0" in waiting else (([], []) if running else admit_all(event))
+
+    profile = stepping(200, host_cache=True)
+    result, log = watched(trace, scripted(choose), profile)
+    assert log.preempted == [(410.0, "t02/a/0")]
+    first_s = 400 + 151 + 64  # X's tokens go before
+    again_s = log.admitted[-1][0]
+    assert again_s == 411.0
+    # B's 12 tokens go before the second load as well.
+    assert jcts(result)[2] == first_s + 12 + 64 + 1
+
+
 # --- ReAct rounds: reuse and tool waits -----------------------------------------------------------------
 
 
@@ -267,6 +302,21 @@ def test_an_older_context_does_not_stand_in_for_what_a_request_lost() -> None:
     result, log = watched(trace, "fcfs", profile)
     assert log.preempted == [(73.0, "t00/a/1")]
     assert result.metrics["recomputed_tokens"] == 35
+
+
+def test_a_host_copy_of_an_older_context_does_not_save_the_write_back_of_the_newer() -> None:
+    # X evicts 200 tokens of round 0 and then 125 of round 1, which repeats nothing of it. Round 2 repeats
+    # round 1, and so waits for that write-back (125 s) before its load (another 125 s).
+    rounds = (ask(150, 50, tool_s=400.0), ask(100, 25, tool_s=100.0), ask(130, 1, reused_tokens=125))
+    trace = make_trace(
+        {"A": 0, "X": 0},
+        (0.0, single("A", *rounds)),
+        (60.0, single("X", ask(300, 1))),
+        (500.0, single("X", ask(300, 1))),
+    )
+    result, log = watched(trace, "fcfs", stepping(310, host_cache=True))
+    assert log.time_of("ready", "t00/a/2") == 49 + 400 + 24 + 100
+    assert jcts(result)[0] >= 500 + 125 + 125
 
 
 def test_a_tool_wait_delays_the_next_round_and_the_stages_behind() -> None:
@@ -433,13 +483,34 @@ def test_sglang_admission_asks_for_one_token_more_than_the_need(budget: int, fir
 
 
 def test_in_sglang_admission_a_full_batch_stays_shut_until_a_request_leaves() -> None:
-    # At 2 the third does not fit yet (budget 128 instead of 132). The share falls by the step, and the
-    # fourth, small enough, arrives; but nobody is tried before the first leaves at 39.
-    small = single("A", ask(1, 1))
-    stages = [single("A", ask(10, 40))] * 3
-    trace = make_trace({"A": 0}, *zip((0.0, 1.0, 2.0), stages, strict=True), (9.5, small))
-    _, log = watched(trace, "spf", stepping(128, admission="sglang"))
-    assert log.admitted[2:] == [(39.0, "t02/a/0"), (39.0, "t03/a/0")]
+    # At 2 the third does not fit (128 tokens instead of 132). At 10 the deeper stage of t00 is ready: it
+    # is small and first in the queue, but nobody is tried before a request leaves at 39.
+    early = {
+        "s0": Stage("A", (ask(1, 1, tool_s=10.0),)),
+        "s1": Stage("A", (ask(1, 1),), ("s0",)),
+    }
+    large = single("A", ask(10, 40))
+    trace = make_trace({"A": 0}, (0.0, early), (0.0, large), (1.0, large), (2.0, large))
+    for admission, when in (("sglang", 39.0), ("full", 10.0)):
+        _, log = watched(trace, "spf", stepping(128, admission=admission))
+        assert log.time_of("ready", "t00/s1/0") == 10.0
+        assert log.time_of("admitted", "t00/s1/0") == when
+        assert log.time_of("admitted", "t03/a/0") == 39.0
+
+
+def test_the_ratio_falls_while_the_engine_decodes() -> None:
+    # At 301 there are 312 tokens in use and 699 to come: 0.4 of them leave room for 400, 0.7 would not.
+    trace = make_trace({"A": 0}, (0.0, single("A", ask(10, 1000))), (300.5, single("A", ask(300, 100))))
+    _, log = watched(trace, "fcfs", stepping(1011, admission="sglang"))
+    assert log.time_of("admitted", "t01/a/0") == 301.0
+
+
+def test_the_ratio_starts_over_when_the_engine_is_idle() -> None:
+    # After 1,000 steps the ratio is at its floor; by that the last request would fit at 2002.
+    earlier = [(100.0 * k, single("A", ask(10, 101))) for k in range(10)]
+    large = [(when, single("A", ask(10, 40))) for when in (2000.0, 2001.0, 2002.0)]
+    _, log = watched(make_trace({"A": 0}, *earlier, *large), "fcfs", stepping(128, admission="sglang"))
+    assert log.admitted[-1] == (2039.0, "t12/a/0")
 
 
 def test_a_batch_that_was_full_on_an_empty_engine_opens_after_its_prefill() -> None:

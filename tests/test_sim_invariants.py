@@ -145,65 +145,71 @@ def test_recorded_terms_are_the_shared_librarys_score(policy: str, case: Case) -
 # --- the future -----------------------------------------------------------------------------------------
 
 
-def _with_another_future(draw: st.DrawFn, case: Case, entries: Sequence[Entry]) -> Trace:
-    """Return a trace that agrees with a case's up to the last of these entries, and not beyond.
+class _Future:
+    """Draws a trace that agrees with a case's up to the last of its entries, and not beyond.
 
     Free to change: tasks that have not arrived, requests that are not ready, and of the others the
     output length beyond what is generated, under the same allowance, and the tool wait behind them.
     """
-    event = entries[-1][0]
-    waiting = {request.id for request in event.waiting}
-    running = {request.id: request.generated_tokens for request in event.running}
-    seen = {request.id for past, _ in entries for request in past.waiting}
-    admissions = Counter(name for _, decision in entries[:-1] for name in decision.admit)
-    limit = case.profile.kv_budget_tokens - (case.profile.admission == "sglang")
 
-    def new_rounds(agent: str, least: int = 1) -> tuple[Round, ...]:
-        rounds = draw(rounds_of_stage())
-        rounds += rounds[:1] * (least - len(rounds))
-        prefix = case.trace.agents[agent]
-        return tuple(r if prefix + r.reserve_tokens <= limit else Round(0, 1, 1) for r in rounds)
+    def __init__(self, draw: st.DrawFn, case: Case, entries: Sequence[Entry]) -> None:
+        self.draw, self.case = draw, case
+        self.event = event = entries[-1][0]
+        self.waiting = {request.id for request in event.waiting}
+        self.running = {request.id: request.generated_tokens for request in event.running}
+        self.seen = {request.id for past, _ in entries for request in past.waiting}
+        self.admissions = Counter(name for _, decision in entries[:-1] for name in decision.admit)
 
-    def begun(name: str, spec: Round) -> Round:
-        if name in running and admissions[name] == 1:
-            least = running[name] + 1
-        elif name in running or name in waiting:
-            least = spec.output_tokens  # an earlier attempt may have generated more than is seen now
-        else:
-            return spec
-        return replace(
-            spec,
-            output_tokens=draw(st.integers(least, spec.max_new_tokens)),
-            tool_s=draw(st.sampled_from([0.0, 0.25, 2.0])),
-        )
+    def trace(self) -> Trace:
+        """Draw the whole trace."""
+        tasks = [
+            replace(task, rounds=tuple(self._stage(task, k) for k in range(len(task.rounds))))
+            for task in self.case.trace.tasks
+            if task.arrival_s <= self.event.time_s
+        ]
+        for k in range(self.draw(st.integers(0, 3))):
+            model = self.draw(st.sampled_from(self.case.trace.tasks)).workflow
+            rounds = tuple(self._new_rounds(agent) for agent in model.agents)
+            if self.draw(st.booleans()):
+                rounds = ((Round(0, 1, 1),),) * len(model.agents)
+            later_s = (k + 1) * self.draw(st.sampled_from([0.01, 1.0]))
+            tasks.append(TaskSpec(f"n{k}", model, self.event.time_s + later_s, rounds))
+        return replace(self.case.trace, tasks=tuple(sorted(tasks, key=lambda task: task.arrival_s)))
 
-    def stage_of(task: TaskSpec, stage: int) -> tuple[Round, ...]:
+    def _stage(self, task: TaskSpec, stage: int) -> tuple[Round, ...]:
         agent, rounds = task.workflow.agents[stage], task.rounds[stage]
         names = [f"{task.id}/{task.workflow.dag.names[stage]}/{k}" for k in range(len(rounds))]
-        count = sum(name in seen for name in names)
-        past = tuple(begun(name, spec) for name, spec in zip(names[:count], rounds, strict=False))
-        if count and names[count - 1] not in waiting and names[count - 1] not in running:
-            # Its last known round is over, so that what it still does may have begun: same number of rounds.
-            left = len(rounds) - count
-            return past + new_rounds(agent, left)[:left] if left else past
-        return (
-            past + new_rounds(agent, 1 if not count else 0)[: None if not count else draw(st.integers(0, 2))]
+        count = sum(name in self.seen for name in names)
+        if not count:
+            return self._new_rounds(agent)
+        past = tuple(map(self._begun, names[:count], rounds[:count]))
+        last = names[count - 1]
+        if last in self.waiting or last in self.running:
+            return past + self._new_rounds(agent)[: self.draw(st.integers(0, 2))]
+        # The last round seen is over, and so may its stage be: its number of rounds is no future.
+        left = len(rounds) - count
+        return past + (self._new_rounds(agent, left)[:left] if left else ())
+
+    def _begun(self, name: str, spec: Round) -> Round:
+        """Change what a request that is ready, but not finished, will still do."""
+        if name not in self.running and name not in self.waiting:
+            return spec
+        once = name in self.running and self.admissions[name] == 1
+        # An attempt before may have generated more than is seen now.
+        least = self.running[name] + 1 if once else spec.output_tokens
+        return replace(
+            spec,
+            output_tokens=self.draw(st.integers(least, spec.max_new_tokens)),
+            tool_s=self.draw(st.sampled_from([0.0, 0.25, 2.0])),
         )
 
-    tasks = []
-    for task in case.trace.tasks:
-        stages = range(len(task.rounds))
-        if task.arrival_s <= event.time_s:
-            tasks.append(replace(task, rounds=tuple(stage_of(task, k) for k in stages)))
-    for k in range(draw(st.integers(0, 3))):
-        model = draw(st.sampled_from(case.trace.tasks)).workflow
-        rounds = tuple(new_rounds(agent) for agent in model.agents)
-        if draw(st.booleans()):
-            rounds = ((Round(0, 1, 1),),) * len(model.agents)
-        tasks.append(
-            TaskSpec(f"n{k}", model, event.time_s + (k + 1) * draw(st.sampled_from([0.01, 1.0])), rounds)
-        )
-    return replace(case.trace, tasks=tuple(sorted(tasks, key=lambda task: task.arrival_s)))
+    def _new_rounds(self, agent: str, least: int = 1) -> tuple[Round, ...]:
+        """Draw rounds that the engine can serve."""
+        rounds = self.draw(rounds_of_stage())
+        rounds += rounds[:1] * (least - len(rounds))
+        limit = self.case.profile.kv_budget_tokens - (self.case.profile.admission == "sglang")
+        prefix = self.case.trace.agents[agent]
+        return tuple(r if prefix + r.reserve_tokens <= limit else Round(0, 1, 1) for r in rounds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -214,7 +220,7 @@ def test_no_policy_sees_the_future(policy: str, data: st.DataObject) -> None:
     _, entries = _play(case, policy)
     count = data.draw(st.integers(1, len(entries)))
     draw: st.DrawFn = data.draw  # type: ignore[assignment]
-    other = _with_another_future(draw, case, entries[:count])
+    other = _Future(draw, case, entries[:count]).trace()
     assert largest_need(other) <= case.profile.kv_budget_tokens
     _, again = recorded(other, policy, case.profile, case.params)
     assert [log_line(*entry) for entry in entries[:count]] == [log_line(*entry) for entry in again[:count]]

@@ -76,7 +76,7 @@ def _cold_wait_s(policy: str, hot: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("policy", ["topas", "topas-no-reuse", "fcfs", "parrot-fcfs", "autellix-las"])
 def test_a_cold_request_among_endless_hot_ones_waits_for_a_bounded_time(policy: str) -> None:
-    """SGLang #31954 (LPM starves cold requests): the wait does not depend on how long the hot stream is."""
+    """From SGLang #31954 (LPM starves cold requests): the wait does not grow with the hot stream."""
     wait_s, _ = _cold_wait_s(policy, 60)
     assert wait_s < 5.0
     assert _cold_wait_s(policy, 120)[0] == wait_s
@@ -84,7 +84,7 @@ def test_a_cold_request_among_endless_hot_ones_waits_for_a_bounded_time(policy: 
 
 @pytest.mark.parametrize("policy", ["lpm", "topas-no-aging", "topas-base"])
 def test_without_aging_the_cold_request_waits_for_the_end_of_the_hot_stream(policy: str) -> None:
-    """SGLang #31954, shown as it is: LPM starves the cold request, and so does TOPAS without aging."""
+    """From SGLang #31954, shown as it is: LPM starves the cold request, and so does TOPAS without aging."""
     for hot in (60, 120):
         wait_s, last_s = _cold_wait_s(policy, hot)
         assert COLD_ARRIVAL_S + wait_s > last_s
@@ -105,7 +105,7 @@ def _huge_head() -> Trace:
 
 @pytest.mark.parametrize("policy", TOPAS_POLICIES)
 def test_behind_a_huge_head_topas_admits_what_fits(policy: str) -> None:
-    """SGLang #38478 (a head that does not fit idles the GPU): the small request runs at once."""
+    """From SGLang #38478 (a head that does not fit idles the GPU): the small request runs at once."""
     _, log = watched(_huge_head(), policy, stepping(100))
     assert log.time_of("admitted", "t02/a/0") == 2.0
     assert log.time_of("admitted", "t01/a/0") >= log.time_of("finished", "t00/a/0")
@@ -113,7 +113,7 @@ def test_behind_a_huge_head_topas_admits_what_fits(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", QUEUE_POLICIES)
 def test_behind_a_huge_head_a_queue_stops_by_definition(policy: str) -> None:
-    """SGLang #38478, shown as it is: a queue policy admits from the head and stops there."""
+    """From SGLang #38478, shown as it is: a queue policy admits from the head and stops there."""
     _, log = watched(_huge_head(), policy, stepping(100))
     assert log.time_of("admitted", "t01/a/0") == log.time_of("finished", "t00/a/0")
     assert log.time_of("admitted", "t02/a/0") >= log.time_of("admitted", "t01/a/0")
@@ -125,7 +125,7 @@ def test_behind_a_huge_head_a_queue_stops_by_definition(policy: str) -> None:
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_free_slot_goes_to_a_waiter_at_once(policy: str, admission: str) -> None:
-    """SGLang #35537, #22518 (a latched "batch full" flag): who waits is admitted when a slot is free."""
+    """From SGLang #35537, #22518 (a latched "batch full" flag): who waits is admitted when a slot is free."""
     trace = make_trace({"A": 10}, *[(0.0, single("A", ask(5, 4)))] * 7)
     _, log = watched(trace, policy, stepping(1000, admission=admission, max_running=2))
     finishes = [when for when, _ in log.finished]
@@ -136,7 +136,7 @@ def test_a_free_slot_goes_to_a_waiter_at_once(policy: str, admission: str) -> No
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_free_memory_goes_to_a_waiter_at_once(policy: str, admission: str) -> None:
-    """SGLang #35537, #22518: the same where memory, not slots, is short."""
+    """From SGLang #35537, #22518: the same where memory, not slots, is short."""
     trace = make_trace({"A": 10}, *[(0.0, single("A", ask(20, 4)))] * 5)
     _, log = watched(trace, policy, stepping(10 + 2 * 24 + 8, admission=admission))
     finishes = [when for when, _ in log.finished]
@@ -150,7 +150,7 @@ def test_free_memory_goes_to_a_waiter_at_once(policy: str, admission: str) -> No
 @pytest.mark.parametrize("redo", ["decode", "prefill", "keep"])
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "spf", "topas"])
 def test_under_tight_memory_requests_keep_finishing(policy: str, redo: str) -> None:
-    """SGLang #38019, #26248 (retraction livelock, throughput collapse).
+    """From SGLang #38019, #26248 (retraction livelock, throughput collapse).
 
     Requests are retracted, but between two completions there is a bounded number of decisions, and the
     whole takes little longer than with full reservations, which never retract.
@@ -170,7 +170,7 @@ def test_under_tight_memory_requests_keep_finishing(policy: str, redo: str) -> N
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "topas"])
 def test_throughput_recovers_after_a_burst_of_retractions(policy: str) -> None:
-    """SGLang #26248 (throughput collapse): a lone request long after the burst is as fast as ever."""
+    """From SGLang #26248 (throughput collapse): a lone request long after the burst is as fast as ever."""
     burst = [(float(k), single("A", ask(10, 40))) for k in range(20)]
     trace = make_trace(
         {"A": 10}, *burst, (1000.0, single("A", ask(10, 40))), (1001.0, single("A", ask(10, 40)))
@@ -182,7 +182,7 @@ def test_throughput_recovers_after_a_burst_of_retractions(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_retracted_request_resumes_before_a_later_peer(policy: str) -> None:
-    """vLLM #41951 (a preempted request loses its place): its arrival still counts.
+    """From vLLM #41951 (a preempted request loses its place): its arrival still counts.
 
     The third request is retracted at 34, the fourth has waited since 30. Both are equal but for arrival.
     """
@@ -201,7 +201,7 @@ def test_a_retracted_request_resumes_before_a_later_peer(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("admission", "most"), [("full", 60), ("sglang", 59)])
 def test_a_request_that_can_never_fit_is_refused_at_entry(policy: str, admission: str, most: int) -> None:
-    """vLLM #52530 (a request that can never fit is retried for ever): a clear error, and the limit is tight."""
+    """From vLLM #52530 (a request that can never fit is retried for ever): a clear error, a tight limit."""
     profile = make_profile(kv_budget_tokens=60, admission=admission)
     fits = make_trace({"A": 20}, (0.0, single("A", ask(10, 5, most - 30))))
     assert len(simulate(fits, policy, profile, check=True).tasks) == 1
@@ -217,7 +217,7 @@ def test_a_request_that_can_never_fit_is_refused_at_entry(policy: str, admission
 def test_the_command_refuses_it_with_one_line_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """vLLM #52530, at the command line."""
+    """From vLLM #52530, at the command line."""
     path = tmp_path / "wide.jsonl"
     write_trace(make_trace({"A": 36_000}, (0.0, single("A", ask(1, 1)))), path)
     assert main(["simulate", str(path), "--profile", "study", "--json"]) == 2
@@ -234,7 +234,7 @@ def test_the_command_refuses_it_with_one_line_and_status_2(
 @pytest.mark.parametrize("swap_bytes_per_s", [16.0, 4096.0, 1e9])
 @pytest.mark.parametrize("policy", TOPAS_POLICIES)
 def test_equal_contenders_do_not_swap(policy: str, swap_bytes_per_s: float) -> None:
-    """vLLM #54530, #25538 (equal-priority ping-pong): equal score is no reason to preempt.
+    """From vLLM #54530, #25538 (equal-priority ping-pong): equal score is no reason to preempt.
 
     Two equal tasks of thirty rounds contend for a memory that holds one of their prefixes.
     """
@@ -254,7 +254,7 @@ def test_equal_contenders_do_not_swap(policy: str, swap_bytes_per_s: float) -> N
 
 @pytest.mark.parametrize("policy", TOPAS_POLICIES)
 def test_an_equal_newcomer_does_not_take_a_running_requests_place(policy: str) -> None:
-    """vLLM #54530, #25538: who runs stays, however often an equal arrives."""
+    """From vLLM #54530, #25538: who runs stays, however often an equal arrives."""
     tasks = [(0.25 * k, single("AB"[k % 2], ask(10, 10))) for k in range(12)]
     trace = make_trace({"A": 40, "B": 40}, *tasks)
     _, log = watched(trace, policy, make_profile(kv_budget_tokens=60, host_cache=True))
@@ -273,7 +273,7 @@ def _leave_and_come_back() -> Trace:
 
 @pytest.mark.parametrize("policy", TOPAS_POLICIES)
 def test_a_preempted_request_resumes_before_an_unstarted_equal(policy: str) -> None:
-    """vLLM #41951 (a preempted request loses its place): TOPAS takes up the earlier of two equals first."""
+    """From vLLM #41951 (a preempted request loses its place): TOPAS resumes the earlier of two equals."""
     topas = get_policy(policy)
 
     def choose(event: Event) -> tuple[Sequence[str], Sequence[str]]:
@@ -289,7 +289,7 @@ def test_a_preempted_request_resumes_before_an_unstarted_equal(policy: str) -> N
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 @pytest.mark.parametrize("policy", TOPAS_POLICIES)
 def test_no_decision_both_admits_and_preempts_a_request(policy: str, admission: str) -> None:
-    """vLLM #23347 (victim already scheduled in this step): the two lists never share a request."""
+    """From vLLM #23347 (victim already scheduled in this step): the two lists never share a request."""
     stages = {
         "a": Stage("A", (ask(10, 10),)),
         "b": Stage("B", (ask(10, 30),), ("a",)),
@@ -314,7 +314,7 @@ def test_no_decision_both_admits_and_preempts_a_request(policy: str, admission: 
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_prefix_in_transit_holds_nobody_up(policy: str, admission: str) -> None:
-    """vLLM #45388 (a load parked behind the head): others that fit come and go while a prefix is loaded."""
+    """From vLLM #45388 (a load parked behind the head): others come and go while a prefix is loaded."""
     small = single("Y", ask(10, 10))
     trace = make_trace(
         {"A": 64, "X": 0, "Y": 0},
@@ -334,7 +334,7 @@ def test_a_prefix_in_transit_holds_nobody_up(policy: str, admission: str) -> Non
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_stays_locked_at_the_end(policy: str, admission: str) -> None:
-    """SGLang PR #20049 (a lock never freed): tokens in use return to zero, and so do prefix users."""
+    """From SGLang PR #20049 (a lock never freed): tokens in use return to zero, and so do prefix users."""
     stages = {"a": Stage("A", (ask(10, 20),)), "b": Stage("B", (ask(10, 20),), ("a",))}
     trace = make_trace({"A": 30, "B": 30}, *[(float(k), stages) for k in range(10)])
     engine = WatchedEngine(trace, policy, stepping(150, admission=admission, host_cache=True))
@@ -347,7 +347,7 @@ def test_nothing_stays_locked_at_the_end(policy: str, admission: str) -> None:
 
 
 def test_a_policy_that_admits_nobody_is_named() -> None:
-    """inference-sim #963 (173,622 failed allocations for one request): no idle spinning."""
+    """From inference-sim #963 (173,622 failed allocations for one request): no idle spinning."""
     trace = make_trace({"A": 10}, (0.0, single("A", ask(5, 5))), (3.0, single("A", ask(5, 5))))
     with pytest.raises(SimulationError, match=r"^sloth admits none of 2 waiting requests .* at 3\.000 s"):
         simulate(trace, scripted(lambda _: ([], []), "sloth"), make_profile(), check=True)
@@ -367,7 +367,7 @@ def _swap_always(event: Event) -> tuple[list[str], list[str]]:
 def test_a_policy_that_preempts_for_ever_is_stopped(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """inference-sim #963, vLLM #25538: decisions without end and without a finished request are a livelock."""
+    """From inference-sim #963, vLLM #25538: decisions without end that finish no request are a livelock."""
     monkeypatch.setattr(engine_module, "FRUITLESS_DECISIONS", 300)
     tasks = [(when, single(agent, ask(5, 500))) for when, agent in ((0.0, "A"), (2.5, "B"), (5.5, "A"))]
     trace = make_trace({"A": 40, "B": 40}, *tasks)

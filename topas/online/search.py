@@ -9,7 +9,7 @@ import numpy as np
 
 from topas.decision import Decision
 from topas.event import Event, Request, TaskState
-from topas.online.greedy_pack import greedy_pack, joint_gain_ns
+from topas.online.greedy_pack import NOTHING, greedy_pack, joint_gain_ns
 from topas.problem import Problem, compile_event
 from topas.residual import FloatArray, IntArray, residual_of_seconds
 from topas.score import decision_of
@@ -104,6 +104,9 @@ def search(active, most, p, best, s):
     """Run Algorithm 1 over the active agents (0/1 per agent), leaving the selected state in ``best``."""
     agents = len(active)
     trial = np.zeros(agents, dtype=np.int64)
+    used = np.zeros(agents, dtype=np.int64)
+    for q in range(len(p.running_agent)):
+        used[p.running_agent[q]] = 1
     for k in range(len(p.waiting_agent)):
         t = p.waiting_task[k]
         p.first_gain[k] = joint_gain_ns(k, t, 0, p.done, p)
@@ -117,6 +120,10 @@ def search(active, most, p, best, s):
     grown = active * p.resident
     value = greedy_pack(grown, p, best, s)
     repairs(grown, active, p, best, s, trial)
+    if value == NOTHING:
+        # Idle resident prefixes do not all fit: grow from those in use.
+        grown[:] = used
+        value = greedy_pack(grown, p, best, s)
     paired = False
     while True:
         first, second, top = -1, -1, value
@@ -146,10 +153,7 @@ def search(active, most, p, best, s):
         value = top
     repairs(grown, active, p, best, s, trial)
     # The incumbent: the running requests as they are. Its prefix set may not be the resident one.
-    trial[:] = 0
-    for q in range(len(p.running_agent)):
-        trial[p.running_agent[q]] = 1
-    greedy_pack(trial, p, best, s)
+    greedy_pack(used, p, best, s)
 
 
 def _zeros(size: int) -> IntArray:
