@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topas.decision import Decision, Terms
 from topas.event import Event, Params
+from topas.feasible import violations
 from topas.policies import JointPolicy, Policy, get_policy
 from topas.profile import Profile
 from topas.sim import SimResult, simulate
@@ -146,6 +147,15 @@ def scripted(choose: Choice, name: str = "scripted") -> JointPolicy:
 def admit_all(event: Event) -> tuple[list[str], list[str]]:
     """Admit all that wait, in order of their ids."""
     return sorted(request.id for request in event.waiting), []
+
+
+def admit_what_fits(event: Event) -> tuple[list[str], list[str]]:
+    """Admit, in order of their ids, all that fit."""
+    admitted: list[str] = []
+    for name in sorted(request.id for request in event.waiting):
+        if not violations(event, make_decision(event, [*admitted, name])):
+            admitted.append(name)
+    return admitted, []
 
 
 @dataclass

@@ -15,6 +15,7 @@ from support_sim import (
     Entry,
     Stage,
     admit_all,
+    admit_what_fits,
     ask,
     cases,
     largest_need,
@@ -32,7 +33,6 @@ from support_sim_audit import Audit, all_requests, least_completion_s
 from topas.decision import Decision
 from topas.errors import SimulationError
 from topas.event import Event, Params
-from topas.feasible import violations
 from topas.formats import log_line
 from topas.policies import JointPolicy, Policy, get_policy, policy_names
 from topas.profile import Profile
@@ -370,15 +370,7 @@ def _history() -> tuple[Trace, Profile, list[Entry]]:
     stages = {"a": Stage("A", rounds), "b": Stage("B", (ask(4, 4),), ("a",))}
     trace = make_trace({"A": 10, "B": 10}, (0.0, stages), (0.25, stages), (0.5, stages))
     profile = make_profile(kv_budget_tokens=42)
-    return trace, profile, recorded(trace, scripted(_as_fits), profile)[1]
-
-
-def _as_fits(event: Event) -> tuple[list[str], list[str]]:
-    admitted: list[str] = []
-    for request in sorted(event.waiting, key=lambda r: r.id):
-        if not violations(event, make_decision(event, [*admitted, request.id])):
-            admitted.append(request.id)
-    return admitted, []
+    return trace, profile, recorded(trace, scripted(admit_what_fits), profile)[1]
 
 
 Tamper = Callable[[list[Entry]], None]

@@ -139,7 +139,7 @@ def _run(args: argparse.Namespace) -> int:
 def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
     """Return the traces; all that can be wrong with them is found here, before anything runs."""
     from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  as above
-    from topas.sim.engine import refuse_unservable  # noqa: PLC0415  as above
+    from topas.sim import refuse_unservable  # noqa: PLC0415  as above
     from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
 
     if len(set(args.what)) < len(args.what):

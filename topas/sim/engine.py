@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from topas.decision import Decision
-from topas.errors import InputError, SimulationError
+from topas.errors import SimulationError
 from topas.event import Event, Params, Request
 from topas.online.tracker import LiveTask, Tracker
-from topas.policies import JointPolicy, Policy, QueuePolicy, get_policy
+from topas.policies import Policy, QueuePolicy
 from topas.problem import compile_event
 from topas.profile import Profile
 from topas.score import decision_of
@@ -27,6 +26,7 @@ from topas.sim.decode import run_s, steps_until
 from topas.sim.job import Job, Phase
 from topas.sim.ratio import NewTokenRatio
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
+from topas.sim.view import EngineView
 from topas.trace import TaskSpec, Trace
 from topas.units import to_ns, to_s
 
@@ -37,60 +37,10 @@ FRUITLESS_DECISIONS = 20_000
 """Decisions in a row without a finished request after which the run is broken off (livelock)."""
 
 
-def simulate(  # noqa: PLR0913  the run's independent inputs
-    trace: Trace,
-    policy: str | Policy,
-    profile: Profile,
-    *,
-    params: Params | None = None,
-    record: Recorder | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    check: bool = False,
-) -> SimResult:
-    """Play a trace under a policy.
-
-    Parameters
-    ----------
-    params : parameters of score and search; the engine's constants in them come from the profile.
-    record : called with every decision and the event it was made on.
-    clock : for the decision times only; nothing else depends on it.
-    check : verify every invariant after every turn (slow).
-
-    Raises
-    ------
-    InputError
-        if a request can never fit the profile's KV budget.
-    SimulationError
-        if the policy decides against the rules or the run stops making progress.
-    """
-    chosen = get_policy(policy) if isinstance(policy, str) else policy
-    refuse_unservable(trace, profile)
-    if isinstance(chosen, JointPolicy):
-        chosen.prepare()
-    return Engine(trace, chosen, profile, params or Params(), record, clock, check=check).run()
-
-
-def refuse_unservable(trace: Trace, profile: Profile) -> None:
-    """Raise InputError for the first request whose prefix and reservation exceed the whole KV budget."""
-    for task in trace.tasks:
-        for stage, rounds in enumerate(task.rounds):
-            prefix = trace.agents[task.workflow.agents[stage]]
-            for index, spec in enumerate(rounds):
-                need = prefix + spec.reserve_tokens + (profile.admission == "sglang")
-                if need > profile.kv_budget_tokens:
-                    raise InputError(
-                        f"needs {need} KV tokens (prefix {prefix}, input {spec.input_tokens}, "
-                        f"max_new {spec.max_new_tokens}); "
-                        f"profile {profile.name} has {profile.kv_budget_tokens}",
-                        source=trace.name,
-                        field=f"tasks.{task.id}.stages.{task.workflow.dag.names[stage]}.rounds.{index}",
-                    )
-
-
 class Engine:
-    """State of one run; see :func:`simulate`."""
+    """State of one run; see :func:`topas.sim.simulate`."""
 
-    def __init__(  # noqa: PLR0913  see simulate
+    def __init__(  # noqa: PLR0913  the inputs of simulate
         self,
         trace: Trace,
         policy: Policy,
@@ -330,45 +280,56 @@ class Engine:
         if not self.by_ratio:
             prefixes = sum(self.trace.agents[a] for a in self.cache.active)
             return self.profile.kv_budget_tokens - prefixes - self.reserved
-        entering = sum(j.max_left for j in self.running.values() if j.phase is not Phase.DECODE)
-        return self.profile.kv_budget_tokens - self.cache.used - self.ratio.value * self.max_left - entering
+        free = self.profile.kv_budget_tokens - self.cache.used - self._entering_left()
+        return free - self.ratio.value * self.max_left
+
+    def _entering_left(self) -> int:
+        """Return what admitted requests that do not decode yet may generate."""
+        return sum(job.max_left for job in self.running.values() if job.phase is not Phase.DECODE)
 
     def _event(self) -> Event:
-        """Return the event of this instant.
-
-        Under the ratio, running requests may have outgrown the estimate that let them in; the budget then
-        still holds them, and it is retraction that makes room.
-        """
-        running = [self._seen(job) for job in self.running.values()]
-        taken = sum(self.trace.agents[agent] for agent in self.cache.active)
-        taken += sum(request.reserve_tokens for request in running)
+        """Return the event of this instant."""
+        shares = self._shares()
         return self.tracker.event(
             self.now_s,
-            max(self.profile.kv_budget_tokens, taken),
+            self.profile.kv_budget_tokens,
             self.trace.agents,
             self.cache.resident,
-            [self._seen(job) for job in self.waiting.values()],
-            running,
+            [self._waiting_seen(job) for job in self.waiting.values()],
+            [self._running_seen(job, *shares) for job in self.running.values()],
         )
 
-    def _seen(self, job: Job) -> Request:
-        """Return a request as the policy sees it now."""
-        base = job.request
+    def _shares(self) -> tuple[float, float]:
+        """Return how much of what it may still generate a decoding and an entering request reserves.
+
+        With full reservation that is all; else the ratio and all. Requests that have outgrown the ratio's
+        estimate reserve what there is instead, so that keeping them stays feasible.
+        """
+        if not self.by_ratio:
+            return 1.0, 1.0
+        room = self.profile.kv_budget_tokens - self.cache.used
+        entering = self._entering_left()
+        if entering > room:
+            return 0.0, room / entering
+        return min(self.ratio.value, (room - entering) / max(self.max_left, 1)), 1.0
+
+    def _waiting_seen(self, job: Job) -> Request:
+        """Return a waiting request as the policy sees it now."""
         service_s = self.tracker.service_s(job.live, job.stage, job.profiled_ns)
-        if job.phase is Phase.WAITING:
-            cached = self.cached_tokens(base)
-            if job.seen.service_s != service_s or job.seen.cached_tokens != cached:
-                job.seen = replace(base, service_s=service_s, cached_tokens=cached)
-            return job.seen
+        cached = self.cached_tokens(job.request)
+        if job.seen.service_s != service_s or job.seen.cached_tokens != cached:
+            job.seen = replace(job.request, service_s=service_s, cached_tokens=cached)
+        return job.seen
+
+    def _running_seen(self, job: Job, decoding_share: float, entering_share: float) -> Request:
+        """Return an admitted request as the policy sees it now."""
         generated = self.generated(job)
-        reserve = base.reserve_tokens
-        if self.by_ratio and job.phase is Phase.DECODE:
-            left = job.round.max_new_tokens - generated
-            reserve += math.floor(self.ratio.value * left) - left
+        left = job.round.max_new_tokens - generated
+        share = decoding_share if job.phase is Phase.DECODE else entering_share
         return replace(
-            base,
-            reserve_tokens=reserve,
-            service_s=service_s,
+            job.request,
+            reserve_tokens=job.request.reserve_tokens - left + math.floor(share * left),
+            service_s=self.tracker.service_s(job.live, job.stage, job.profiled_ns),
             generated_tokens=generated,
             credit_s=to_s(job.credit_ns),
         )
@@ -546,26 +507,3 @@ class Engine:
             [self.generated(job) for job in order], [job.round.max_new_tokens for job in order]
         )
         self.changed = True
-
-
-class EngineView:
-    """The queue as a queue policy sees it (:class:`topas.policies.QueueView`)."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def waiting(self) -> Collection[Request]:
-        """Return the ready requests."""
-        return [job.request for job in self._engine.waiting.values()]
-
-    @property
-    def tasks(self) -> dict[str, LiveTask]:
-        """Return the tasks in progress."""
-        return self._engine.tracker.tasks
-
-    def cached(self, request: Request) -> int:
-        """Return how many prompt tokens are on the GPU."""
-        return self._engine.cached_tokens(request)
