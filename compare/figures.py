@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,26 +94,57 @@ def _metagpt(tier: bool, sigma: float) -> Study:  # noqa: FBT001  as above
     )
 
 
-def overview(compared: Iterable[tuple[Study, Comparison]]) -> str:
+Compared = Sequence[tuple[Study, Comparison]]
+
+
+def overview(compared: Compared) -> str:
     """Return a Markdown table: per study and workload, change against the best baseline (mean / p99)."""
     rows = []
     for study, comparison in compared:
         for workload in study.workloads:
-            row = [study.about, workload]
-            best = []
-            changes: dict[str, list[str]] = {name: [] for name in NAMED}
-            for metric in JCT:
-                for summary in comparison.summaries:
-                    if (summary.workload, summary.metric, summary.point) != (workload, metric, None):
-                        continue
-                    if summary.change and summary.policy in changes:
-                        changes[summary.policy].append(percent(summary.change.ratio))
-                        if summary.policy == NAMED[0]:
-                            best.append(summary.change.best)
-            rows.append(
-                [*row, " / ".join(dict.fromkeys(best)), *(" / ".join(changes[name]) for name in NAMED)]
-            )
+            found = {
+                (summary.metric, summary.policy): summary.change
+                for summary in comparison.summaries
+                if summary.workload == workload and summary.point is None and summary.change
+            }
+            if not found:
+                continue
+            best = dict.fromkeys(found[metric, NAMED[0]].best for metric in JCT)
+            changes = (" / ".join(percent(found[metric, name].ratio) for metric in JCT) for name in NAMED)
+            rows.append([study.about, workload, " / ".join(best), *changes])
     return str(tabulate(rows, ["setting", "workload", "best baseline", *NAMED], tablefmt="github"))
+
+
+def own_tier(compared: Compared) -> str:
+    """Return a Markdown table that gives TOPAS alone the host tier: the paper's likely setting.
+
+    Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
+    evicted prefix again. Each row pairs a study with the tier with its twin without.
+    """
+    means = {
+        (study.name, summary.workload, summary.metric, summary.policy): summary.value
+        for study, comparison in compared
+        for summary in comparison.summaries
+        if summary.point is None
+    }
+    rows = []
+    for study, _ in compared:
+        twin = study.name.replace("-host", "-nohost")
+        for workload in study.workloads:
+            if twin == study.name or (twin, workload, "mean_jct_s", NAMED[0]) not in means:
+                continue
+            changes: list[str] = []
+            best: dict[str, None] = {}
+            for metric in JCT:
+                without = {name: means[twin, workload, metric, name] for name in baseline_names()}
+                best[min(without, key=lambda name: without[name])] = None
+                changes.append(
+                    percent(means[study.name, workload, metric, NAMED[0]] / min(without.values()) - 1)
+                )
+            setting = study.about.replace(", host tier on", "")
+            rows.append([setting, workload, " / ".join(best), " / ".join(changes)])
+    head = ["setting", "workload", "best baseline without tier", "topas with tier"]
+    return str(tabulate(rows, head, tablefmt="github"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for failure in outcome.failures:
         print(f"failed: {failure.cell}: {failure.reason}", file=sys.stderr)
     by_cell = {result.cell: result for result in outcome.results}
-    compared = []
+    compared: list[tuple[Study, Comparison]] = []
     for study in chosen:
         results = tuple(by_cell[cell] for cell in planned[study.name] if cell in by_cell)
         command = f"python -m compare.figures {study.name}"
@@ -145,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_figure(comparison, folder)
         compared.append((study, comparison))
     text = overview(compared)
+    if own := own_tier(compared):
+        text += f"\n\nHost tier for TOPAS alone:\n\n{own}"
     print(text)
     with whole_file(args.output / "overview.md") as stream:
         stream.write(text + "\n")

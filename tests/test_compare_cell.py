@@ -24,7 +24,7 @@ CELL = Cell(SOURCE, "lpm", STUDY, Params())
 POINTS = Points((0.05, 0.1), loads=False, seeds=(1, 2), tasks=3, options=WorkloadOptions())
 
 
-def test_the_key_is_the_hash_of_the_canonical_json_the_version_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_the_hash_of_cell_version_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "version", lambda _: "1.2.3")
     monkeypatch.setattr(cell_module, "code_digest", lambda: "digest")
     options = dict.fromkeys(

@@ -223,9 +223,26 @@ def test_pairs_are_tried_once() -> None:
         tasks={"u": "b=10 c=10", "v": "d=8 e=8"},
         waiting=["rb u.b B 10 10", "rc u.c C 10 10", "rd v.d D 10 8", "re v.e E 10 8"],
     )
-    grown, enumerated = decide(raw, M=0), decide(raw, M=6)
-    assert (grown.admit, grown.terms.score_ns) == (("rb", "rc"), 9 * NS)
-    assert (set(enumerated.admit), enumerated.terms.score_ns) == ({"rb", "rc", "rd", "re"}, 14 * NS)
+    for most in (0, 3):
+        grown = decide(raw, M=most)
+        assert (grown.admit, grown.terms.score_ns) == (("rb", "rc"), 9 * NS)
+    for most in (4, 6):  # a pool of exactly M agents is enumerated
+        enumerated = decide(raw, M=most)
+        assert (set(enumerated.admit), enumerated.terms.score_ns) == ({"rb", "rc", "rd", "re"}, 14 * NS)
+
+
+def test_growth_takes_the_first_agent_by_name_of_equally_good_ones() -> None:
+    """A and B bring 5 s each and do not fit together; C's 3 s fit beside A alone."""
+    raw = make_event(
+        budget=130,
+        agents="A=50 B=80 C=50",
+        tasks={"t": "a=5", "u": "b=5", "v": "c=3"},
+        waiting=["ra t.a A 10 5", "rb u.b B 10 5", "rc v.c C 10 3"],
+        swap_s_per_token=0.0,
+    )
+    for most in (0, 6):
+        decision = decide(raw, M=most)
+        assert (decision.resident, decision.terms.score_ns) == (("A", "C"), 8 * NS)
 
 
 def test_a_swap_finds_the_prefix_that_must_replace_another() -> None:
@@ -291,20 +308,17 @@ def test_a_repair_of_the_final_set_undoes_an_early_step_of_growth() -> None:
 
 
 def test_growth_starts_from_the_resident_prefixes_that_can_still_be_used() -> None:
-    """Z is resident and no request wants it: it is left out, and A beside it is still found."""
+    """Z is resident and no request wants it. The other three hold equal branches: no pair of them gains."""
     raw = make_event(
-        budget=200,
-        agents="A=50 B=50 Z=90",
-        tasks={"t": "a=5 b=6"},
-        waiting=["ra t.a A 10 6", "rb t.b B 10 6"],
-        resident="A Z",
-        swap_s_per_token=0.001,
+        budget=400,
+        agents="A=50 B=50 C=50 Z=90",
+        tasks={"t": "a=6 b=6 c=6"},
+        waiting=["ra t.a A 10 6", "rb t.b B 10 6", "rc t.c C 10 6"],
+        resident="A B C Z",
     )
     for most in (0, 6):
         decision = decide(raw, M=most)
-        assert decision.resident == ("A", "B")
-        # 6 s gained; 90 + 50 tokens move, 0.14 s, for the one task.
-        assert decision.terms.score_ns == 5.86 * NS
+        assert (decision.resident, decision.terms.score_ns) == (("A", "B", "C"), 6 * NS)
 
 
 @pytest.mark.parametrize("running", [[], ["q t.d D 10 5"]])
