@@ -367,8 +367,8 @@ def _swap_always(event: Event) -> tuple[list[str], list[str]]:
 def test_a_policy_that_preempts_for_ever_is_stopped(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From inference-sim #963, vLLM #25538: decisions without end that finish no request are a livelock."""
-    monkeypatch.setattr(engine_module, "FRUITLESS_DECISIONS", 300)
+    """From inference-sim #963, vLLM #25538: preemptions without end that finish no request are a livelock."""
+    monkeypatch.setattr(engine_module, "FRUITLESS_PREEMPTIONS", 300)
     tasks = [(when, single(agent, ask(5, 500))) for when, agent in ((0.0, "A"), (2.5, "B"), (5.5, "A"))]
     trace = make_trace({"A": 40, "B": 40}, *tasks)
     with pytest.raises(SimulationError, match=r"^livelock at .* under restless$"):

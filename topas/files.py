@@ -19,7 +19,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
     Raises
     ------
     InputError
-        if the folder does not exist or cannot be written.
+        if the folder does not exist, or the file cannot be written to its end.
     """
     target = Path(path)
     try:
@@ -35,6 +35,9 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write: {error.strerror}", source=str(target)) from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -33,8 +33,8 @@ from topas.units import to_ns, to_s
 Recorder = Callable[[Event, Decision], None]
 IDLE_TURNS = 1000
 """Turns without a token, an admission or a step of time after which the run is broken off."""
-FRUITLESS_DECISIONS = 20_000
-"""Decisions in a row without a finished request after which the run is broken off (livelock)."""
+FRUITLESS_PREEMPTIONS = 20_000
+"""Preemptions in a row without a finished request after which the run is broken off (livelock)."""
 
 
 class Engine:
@@ -217,9 +217,6 @@ class Engine:
         self.cache.trim(self.now_s)
         if not self.waiting:
             return
-        self.fruitless += 1
-        if self.fruitless > FRUITLESS_DECISIONS:
-            raise SimulationError(f"livelock at {self.now_s:.3f} s under {self.policy.name}")
         if isinstance(self.policy, QueuePolicy):
             self._admit_from_head(self.policy)
         else:
@@ -420,6 +417,9 @@ class Engine:
         job.held = 0
         self.waiting[job.request.id] = job
         self.preemptions += 1
+        self.fruitless += 1
+        if self.fruitless > FRUITLESS_PREEMPTIONS:
+            raise SimulationError(f"livelock at {self.now_s:.3f} s under {self.policy.name}")
         self.tracker.request_preempted(job.live, job.stage)
 
     # --- the GPU --------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ class Engine:
         most = finishing[0][0] - self.step
         if self.by_ratio:
             room = self._room() // n
-            if room == 0:
+            if room <= 0:
                 self._retract()
                 return
             most = min(most, room)
