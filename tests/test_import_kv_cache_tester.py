@@ -14,7 +14,7 @@ import pytest
 from topas.errors import InputError
 from topas.trace import Round
 from traces.format import read_trace, write_trace
-from traces.importers import IMPORTERS, Recording, replayed
+from traces.importers import IMPORTERS, Recording, capped, replayed
 
 Json = dict[str, Any]
 MAIN, SUB = "claude-opus-4-5-20251101", "claude-haiku-4-5-20251001"
@@ -204,6 +204,23 @@ def test_an_allowance_can_be_given(tmp_path: Path) -> None:
     specs = [spec for _, _, rounds in stages(recording).values() for spec in rounds]
     assert sorted({spec.max_new_tokens for spec in specs}) == [513, 600]
     assert "1 of 7 requests: output above the allowance, which is raised to it" in recording.notes
+
+
+def test_waits_can_be_cut_and_the_cuts_are_counted(tmp_path: Path) -> None:
+    recording = read(tmp_path, SESSION)
+    waits = [spec.tool_s for rounds in recording.sessions[0].rounds for spec in rounds]
+    most = max(waits) / 2
+    cut = capped(recording, most)
+    assert [spec.tool_s for rounds in cut.sessions[0].rounds for spec in rounds] == [
+        min(wait, most) for wait in waits
+    ]
+    assert cut.notes == (
+        *recording.notes,
+        f"{sum(wait > most for wait in waits)} waits were cut to {most:g} s",
+    )
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="max_wait_s"):
+            capped(recording, wrong)
 
 
 def test_tasks_go_round_the_sessions_in_a_seeded_order(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 from topas.cli.arrivals import add_arrival_options, chosen_rate
 from topas.profile import Profile
 from traces.format import write_trace
-from traces.importers import IMPORTERS, replayed
+from traces.importers import IMPORTERS, capped, replayed
 from traces.load import check_load, one_prefix_rate_per_s
 from traces.summary import in_words, summary
 
@@ -50,12 +50,20 @@ def add_parser(
         help="output that the client allowed, which is not recorded (default: the least power of two that"
         " holds the output, at least 512)",
     )
+    parser.add_argument(
+        "--max-wait",
+        type=float,
+        metavar="S",
+        help="cut tool waits to S seconds: recorded ones may be a person's (default: as recorded)",
+    )
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the trace."""
     recording = IMPORTERS[args.kind](args.files, args.max_new_tokens)
+    if args.max_wait is not None:
+        recording = capped(recording, args.max_wait)
     tasks = len(args.files) if args.tasks is None else args.tasks
 
     def at_load(load: float, profile: Profile) -> float:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from traces.importers.kv_cache_tester import import_kv_cache_tester
-from traces.importers.recording import Recording, replayed
+from traces.importers.recording import Recording, capped, replayed
 
-__all__ = ["IMPORTERS", "Importer", "Recording", "replayed"]
+__all__ = ["IMPORTERS", "Importer", "Recording", "capped", "replayed"]
 
 Importer = Callable[[Sequence[str | os.PathLike[str]], int | None], Recording]
 """Files, and what the client allowed (None: the importer's own estimate), to sessions."""

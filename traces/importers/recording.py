@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from topas.errors import InputError
 from topas.trace import Round, TaskSpec, Trace
 from topas.workflow import Workflow
 from traces.arrivals import poisson_arrivals
@@ -34,6 +36,39 @@ class Recording:
     agents: Mapping[str, int]
     sessions: tuple[Session, ...]
     notes: tuple[str, ...] = ()
+
+
+def capped(recording: Recording, max_wait_s: float) -> Recording:
+    """Return the recording with no tool wait longer than ``max_wait_s``.
+
+    Recorded waits can be a person's, who came back after an hour; they then make up most of the JCT.
+
+    Raises
+    ------
+    InputError
+        if the cap is negative or not finite.
+    """
+    if not (math.isfinite(max_wait_s) and max_wait_s >= 0):
+        raise InputError(f"expected a wait of at least 0 seconds, found {max_wait_s}", field="max_wait_s")
+    longer = [
+        spec
+        for session in recording.sessions
+        for rounds in session.rounds
+        for spec in rounds
+        if spec.tool_s > max_wait_s
+    ]
+    sessions = tuple(
+        Session(
+            session.workflow,
+            tuple(
+                tuple(replace(spec, tool_s=min(spec.tool_s, max_wait_s)) for spec in rounds)
+                for rounds in session.rounds
+            ),
+        )
+        for session in recording.sessions
+    )
+    note = f"{len(longer)} waits were cut to {max_wait_s:g} s"
+    return replace(recording, sessions=sessions, notes=(*recording.notes, note))
 
 
 def replayed(recording: Recording, *, rate_per_s: float, tasks: int, seed: int) -> Trace:
