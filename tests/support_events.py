@@ -500,7 +500,7 @@ def events(  # noqa: PLR0913
         },
         "agents": {name: {"prefix_tokens": tokens} for name, tokens in prefix.items()},
         "resident": sorted(resident),
-        "reuse_counts": {name: draw(st.integers(0, 2)) for name in agents if draw(chance(40))},
+        "reuse_counts": {name: draw(st.sampled_from([2, 1, 3, 0])) for name in agents if draw(chance(60))},
         "tasks": tasks,
         "waiting": waiting,
         "running": running,

@@ -390,6 +390,24 @@ def test_reuse_keeps_the_prefix_that_downstream_work_will_need(decide: Decide) -
     assert decide(raw, "topas-no-reuse")["admit"] == ["r1"]
 
 
+def test_reuse_counts_only_for_a_prefix_that_is_used(decide: Decide) -> None:
+    """B is worth 3 s of reuse, and its request, which gains nothing, must run for it: 1 s of moving."""
+    raw = make_event(
+        budget=500,
+        agents="A=50 B=100",
+        tasks={"t": "a=5", "u": "b=1 c=9"},
+        waiting=["ra t.a A 10 5", "rb u.b B 10 1"],
+        resident="A",
+        reuse={"B": 3},
+    )
+    decision = decide(raw)
+    assert decision["admit"] == ["ra", "rb"]
+    assert decision["terms"] == terms(admit=5.0, move=1.0, reuse=3.0)
+    raw["reuse_counts"]["B"] = 0
+    decision = decide(raw)
+    assert (decision["admit"], decision["terms"]) == (["ra"], terms(admit=5.0))
+
+
 @pytest.mark.parametrize(
     ("policy", "expected", "score"),
     [

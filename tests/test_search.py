@@ -285,6 +285,26 @@ def test_a_drop_makes_room_under_the_prefix_that_stays() -> None:
     assert (without.admit, without.preempt, without.parts.score) == ((), (), 0)
 
 
+def test_a_repair_of_the_resident_set_finds_what_growth_walks_away_from() -> None:
+    """Growth adds B to A for 2 - 0.5 s. C fits only alone, and gains 20 - 1 s: a swap from {A} alone."""
+    raw = make_event(
+        budget=200,
+        agents="A=50 B=50 C=50",
+        tasks={"t": "a=5", "u": "b=2", "v": "c=20"},
+        waiting=["rb u.b B 10 2", "rc v.c C 120 20"],
+        running=["q t.a A 10 5"],
+        resident="A",
+    )
+    for most in (0, 2, 6):
+        decision = decide(raw, M=most)
+        assert (decision.admit, decision.preempt) == (("rc",), ("q",))
+        assert decision.terms.score_ns == 19 * NS
+    raw["params"]["M"] = 0
+    without = second_opinion(raw, first_repairs=False)
+    assert without is not None
+    assert (without.admit, without.parts.score) == (("rb",), 1.5 * NS)
+
+
 def test_a_repair_of_the_final_set_undoes_an_early_step_of_growth() -> None:
     """Cold start, moves are free, A and B fit, B and C fit, all three do not.
 
@@ -308,13 +328,13 @@ def test_a_repair_of_the_final_set_undoes_an_early_step_of_growth() -> None:
 
 
 def test_growth_starts_from_the_resident_prefixes_that_can_still_be_used() -> None:
-    """Z is resident and no request wants it. The other three hold equal branches: no pair of them gains."""
+    """No request wants Y or Z. The other three prefixes hold equal branches: no pair of them gains."""
     raw = make_event(
         budget=400,
-        agents="A=50 B=50 C=50 Z=90",
+        agents="A=50 B=50 C=50 Y=20 Z=90",
         tasks={"t": "a=6 b=6 c=6"},
         waiting=["ra t.a A 10 6", "rb t.b B 10 6", "rc t.c C 10 6"],
-        resident="A B C Z",
+        resident="A B C Y Z",
     )
     for most in (0, 6):
         decision = decide(raw, M=most)
@@ -336,6 +356,22 @@ def test_growth_does_not_stall_on_resident_prefixes_that_cannot_all_be_used(runn
     for most in (0, 2, 6):
         decision = decide(raw, M=most)
         assert (decision.admit, decision.preempt) == (("rb",), ())
+
+
+def test_what_fits_beside_the_running_requests_alone_is_a_candidate() -> None:
+    """B and C are resident and idle: using both gains 2 s. Without either, A's large request gains 20 s."""
+    raw = make_event(
+        budget=220,
+        agents="A=50 B=50 C=50",
+        tasks={"t": "a=5", "u": "a=20", "v": "b=1", "w": "c=1"},
+        waiting=["ra u.a A 150 20", "rb v.b B 20 1", "rc w.c C 20 1"],
+        running=["q t.a A 10 5"],
+        resident="A B C",
+    )
+    for most in (0, 2, 6):
+        decision = decide(raw, M=most)
+        assert (decision.admit, decision.preempt) == (("ra",), ())
+        assert decision.terms.score_ns == 20 * NS
 
 
 def test_the_incumbent_is_kept_if_nothing_beats_it() -> None:
