@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 OUT ?= out
 READY := $(VENV)/.ready
 
+# numba does not see that a compiled function called from another file has changed.
+KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py
+FRESH := $(VENV)/.kernels
+
 .PHONY: demo test lint format bench figures fit-table-1 clean
 
 # The interpreter may be called python3 only; any 3.11 or later will do.
@@ -13,7 +17,11 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-demo: $(READY)
+$(FRESH): $(READY) $(KERNELS)
+	rm -f topas/__pycache__/*.nb? topas/online/__pycache__/*.nb?
+	touch $@
+
+demo: $(FRESH)
 	$(BIN)/topas compare chain-3 dag-4 --loads 0.5,1.0 --tasks 60 --seeds 1,2,3 --profile study --plot -o $(OUT)/demo
 	@echo
 	@echo "Files: $(OUT)/demo (report.md, results.csv, results.parquet, summary.csv, figure.png)"
@@ -22,7 +30,7 @@ demo: $(READY)
 	@echo "  $(BIN)/topas compare my-trace.jsonl -o $(OUT)/mine"
 	@echo "Formats: docs/formats.md. All commands: $(BIN)/topas --help"
 
-test: $(READY)
+test: $(FRESH)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
@@ -35,13 +43,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
+bench: $(FRESH)
 	$(BIN)/python -m compare.bench
 
-fit-table-1: $(READY)
+fit-table-1: $(FRESH)
 	$(BIN)/python -m compare.table1 --fit
 
-figures: $(READY)
+figures: $(FRESH)
 	$(BIN)/python -m compare.figures -o $(OUT)/figures
 
 clean:

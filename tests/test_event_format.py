@@ -149,13 +149,10 @@ def test_every_number_is_checked(wrong: object, refused: Refused) -> None:
 
 @pytest.mark.parametrize("wrong", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_every_number_is_finite(wrong: str, refused: Refused) -> None:
-    """JSON has no such constants, so the reader cannot say at which field it met one."""
+    """Three of these are constants that JSON does not know, but Python's reader does."""
     for place in leaves((int, float)):
         line = refused(json.dumps(changed(place, "HERE")).replace('"HERE"', wrong))
-        if wrong == "1e999":
-            assert line.startswith(f"{dotted(place)}: ")
-        else:
-            assert line == f"{wrong} is not a number that JSON knows\n"
+        assert line.startswith(f"{dotted(place)}: ")
 
 
 def test_a_count_is_a_whole_number(refused: Refused) -> None:
@@ -432,3 +429,11 @@ def test_a_log_line_holds_event_and_decision(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(entry["event"]))
     assert_same(read_event(path), event)
+
+
+def test_many_tasks_together_stay_within_the_range_of_numbers(refused: Refused) -> None:
+    """92 tasks of 1e8 s each would leave 64 bits of nanoseconds; their sum is bounded as well."""
+    stages = {f"s{k}": {"after": [], "residual_s": [1e6]} for k in range(90)}
+    value = copy.deepcopy(BASE)
+    value["tasks"] |= {f"big{k}": {"arrival_s": value["time_s"], "stages": stages} for k in range(50)}
+    assert refused(json.dumps(value)).startswith("tasks.big")

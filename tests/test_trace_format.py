@@ -318,8 +318,7 @@ def test_a_number_that_is_not_finite_is_refused(
     parent, key = at(lines[line - 1], path)
     parent[key] = "HERE"
     data = encoded(lines).replace(b'"HERE"', wrong.encode(), 1)
-    reason = refused(capsys, tmp_path, data, line, path if wrong == "1e999" else None)
-    assert wrong == "1e999" or reason == f"{wrong} is not a number that JSON knows"
+    assert "input should be a" in refused(capsys, tmp_path, data, line, path)
 
 
 @pytest.mark.parametrize(("line", "path"), OBJECTS)

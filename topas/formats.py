@@ -31,6 +31,8 @@ MAX_S = 1e6
 
 MAX_AGED_S = 1e8
 """Largest sum of a task's residuals times its age weight, for the same reason."""
+MAX_TOTAL_S = 4e9
+"""Largest total of these over all tasks."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 RequestId = Annotated[str, Field(min_length=1, max_length=500)]
@@ -161,12 +163,18 @@ def _check_costs(
 ) -> None:
     """Refuse numbers whose products leave the range of integer nanoseconds."""
     params = raw.params
+    total_s = 0.0
     for name, task in tasks.items():
         work_s = sum(to_s(int(residual.values_ns[-1])) for residual in task.residuals)
         weight = age_weight(raw.time_s - task.arrival_s, params.rho, params.age_scale_s)
         if not (weight <= MAX_AGED_S and work_s * weight <= MAX_AGED_S):
             raise InputError(
                 f"expected residuals worth at most {MAX_AGED_S:g} s with age", field=f"tasks.{name}"
+            )
+        total_s += work_s * weight
+        if total_s > MAX_TOTAL_S:
+            raise InputError(
+                f"expected all tasks together to be worth at most {MAX_TOTAL_S:g} s", field=f"tasks.{name}"
             )
     for name, tokens in agents.items():
         load_s = tokens * params.swap_s_per_token

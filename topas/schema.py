@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,10 +20,6 @@ MAX_SHOWN = 60
 """Longest piece of a wrong value that an error shows."""
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise InputError(f"{name} is not a number that JSON knows")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,12 +45,13 @@ def parse_json(
     Raises
     ------
     InputError
-        if it is too long, not UTF-8, not JSON, holds NaN or infinity, or has a key twice.
+        if it is too long, not UTF-8, not JSON, or has a key twice. NaN and infinity, which JSON does not
+        know, pass here: the schema refuses them with their field named.
     """
     if max_bytes is not None and len(data) > max_bytes:
         raise InputError(f"expected at most {max_bytes} bytes, found {len(data)}", source=source, line=line)
     try:
-        return json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(data, object_pairs_hook=_unique)
     except InputError as error:
         raise error.at(source=source, line=line) from None
     except UnicodeDecodeError:

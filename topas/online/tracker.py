@@ -67,16 +67,15 @@ class Tracker:
         self._version = 0
         self._finished_tasks = 0
         self._finished_ns = 0
-        self._profiled_task_ns: int | None = None
+        self._first: list[StageHistory] = []
 
     def task_arrived(self, name: str, workflow: Workflow, time_s: float) -> LiveTask:
         """Begin to follow a task."""
         histories = [self._history(workflow, k) for k in range(len(workflow.dag))]
         task = LiveTask(name, workflow, time_s, histories)
         self.tasks[name] = task
-        if self._profiled_task_ns is None:
-            known = [self._profiled_ns(workflow, k) for k in range(len(workflow.dag))]
-            self._profiled_task_ns = sum(to_ns(UNKNOWN_S) if ns is None else ns for ns in known)
+        if not self._first:
+            self._first = histories
         return task
 
     def request_ready(self, task: LiveTask, stage: int, input_tokens: int, max_new_tokens: int) -> int:
@@ -123,10 +122,12 @@ class Tracker:
 
     @property
     def age_scale_s(self) -> float:
-        """Return H_age: mean total service of finished tasks, or the profiled total before the first."""
+        """Return H_age: mean total service of finished tasks, before them the first task's profiled total."""
         if self._finished_tasks:
             return max(to_s(self._finished_ns // self._finished_tasks), 1e-9)
-        return max(to_s(self._profiled_task_ns or 0), 1e-9)
+        unknown = self._unknown_ns()
+        profiled = sum(unknown if h.profiled_ns is None else h.profiled_ns for h in self._first)
+        return max(to_s(profiled), 1e-9)
 
     def service_s(self, task: LiveTask, stage: int, profiled_ns: int) -> float:
         """Return D_r, the expected service of one request of a stage."""
