@@ -133,7 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = figures(args.repeats)
     rows = [(f.name, f"{f.value:,.2f}", f.unit, f"{f.aim:,.2f}", "yes" if f.met else "no") for f in found]
-    print(tabulate(rows, ["figure", "measured", "unit", "aim", "met"], tablefmt="github"))
+    print(
+        tabulate(rows, ["figure", "measured", "unit", "aim", "met"], tablefmt="github", disable_numparse=True)
+    )
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     with whole_file(args.output) as stream:
         text = json.dumps(

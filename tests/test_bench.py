@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from compare import bench
 
+from compare import bench
 from topas.feasible import violations
 from topas.online.search import select
 
