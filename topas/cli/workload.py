@@ -45,7 +45,7 @@ def add_parser(
     parser.add_argument("name", metavar="NAME", help=", ".join(WORKLOADS))
     add_arrival_options(
         parser,
-        rate="needed, but for two-agent, whose default is 1/2.3",
+        rate=f"needed, but for two-agent, whose default is {DEFAULT_RATE_PER_S['two-agent']:.3f}",
         tasks=f"number of tasks (default {DEFAULT_TASKS})",
     )
     lengths = parser.add_argument_group("lengths (default: the workload's own)")
