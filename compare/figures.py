@@ -118,7 +118,7 @@ def overview(compared: Compared) -> str:
 def own_tier(compared: Compared) -> str:
     """Return a Markdown table that gives TOPAS alone the host tier: the paper's likely setting.
 
-    Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
+    Empty if no study has its twin. Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
     evicted prefix again. Each row pairs a study with the tier with its twin without.
     """
     means = {
@@ -144,7 +144,7 @@ def own_tier(compared: Compared) -> str:
             setting = study.about.replace(", host tier on", "")
             rows.append([setting, workload, " / ".join(best), " / ".join(changes)])
     head = ["setting", "workload", "best baseline without tier", "topas with tier"]
-    return str(tabulate(rows, head, tablefmt="github"))
+    return "" if not rows else str(tabulate(rows, head, tablefmt="github"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -160,8 +160,8 @@ def test_two_agent_has_as_many_requests_for_each_agent() -> None:
 def test_the_orders_of_two_agent_differ_in_nothing_else() -> None:
     alternating, grouped = (make("two-agent", order=order) for order in ("alternating", "grouped"))
     assert arrivals(alternating) == arrivals(grouped)
-    assert requests(alternating) == requests(grouped) == [Round(430, 1072, 1072)] * 10
-    assert dict(alternating.agents) == {"A": 6739, "B": 6739}
+    assert requests(alternating) == requests(grouped) == [Round(430, 1146, 1146)] * 10
+    assert dict(alternating.agents) == {"A": 6832, "B": 6832}
 
 
 def test_figure_2_is_two_tasks_at_0_and_2_whatever_is_asked_for() -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from traces.workloads.options import WorkloadOptions
 from traces.workloads.plan import Plan, plain_stage
 
-PREFIX_TOKENS = 6739
+PREFIX_TOKENS = 6832
 INPUT_TOKENS = 430
-OUTPUT_TOKENS = 1072
-RATE_PER_S = 1 / 4.884
+OUTPUT_TOKENS = 1146
+RATE_PER_S = 1 / 2.692
 """Default arrival rate, over the requests of both agents."""
 
 
