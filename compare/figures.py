@@ -118,8 +118,8 @@ def overview(compared: Compared) -> str:
 def own_tier(compared: Compared) -> str:
     """Return a Markdown table that gives TOPAS alone the host tier: the paper's likely setting.
 
-    Empty if no study has its twin. Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
-    evicted prefix again. Each row pairs a study with the tier with its twin without.
+    Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
+    evicted prefix again. Each row pairs a study with the tier with its twin without; no twins, no table.
     """
     means = {
         (study.name, summary.workload, summary.metric, summary.policy): summary.value
