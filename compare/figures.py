@@ -107,8 +107,8 @@ def overview(compared: Compared) -> str:
                 for summary in comparison.summaries
                 if summary.workload == workload and summary.point is None and summary.change
             }
-            if not found:
-                continue
+            if any((metric, name) not in found for metric in JCT for name in NAMED):
+                continue  # a failed cell: the study's own report says which
             best = dict.fromkeys(found[metric, NAMED[0]].best for metric in JCT)
             changes = (" / ".join(percent(found[metric, name].ratio) for metric in JCT) for name in NAMED)
             rows.append([study.about, workload, " / ".join(best), *changes])
@@ -148,13 +148,15 @@ def own_tier(compared: Compared) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all studies, or those whose name starts with one given; write a folder each and an overview."""
+    """Run all studies, or those whose names begin as given; an overview is written of all of them only."""
     parser = argparse.ArgumentParser(prog="python -m compare.figures", description=__doc__)
     parser.add_argument("only", nargs="*", help="names, or their beginnings (default: all)")
     parser.add_argument("-o", "--output", default="out/figures", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=cpu_count(), metavar="N")
     args = parser.parse_args(argv)
     chosen = [s for s in studies() if not args.only or s.name.startswith(tuple(args.only))]
+    if not chosen:
+        parser.error(f"no such study; there are {', '.join(study.name for study in studies())}")
     planned = {study.name: study.cells() for study in chosen}
     cells = tuple(dict.fromkeys(cell for some in planned.values() for cell in some))
     try:
@@ -167,20 +169,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     by_cell = {result.cell: result for result in outcome.results}
     compared: list[tuple[Study, Comparison]] = []
     for study in chosen:
+        mine = frozenset(planned[study.name])
         results = tuple(by_cell[cell] for cell in planned[study.name] if cell in by_cell)
+        failures = tuple(failure for failure in outcome.failures if failure.cell in mine)
         command = f"python -m compare.figures {study.name}"
-        comparison = Comparison.of(command, policy_names(), baseline_names(), Outcome(results, (), 0, 0))
+        comparison = Comparison.of(
+            command, policy_names(), baseline_names(), Outcome(results, failures, 0, 0)
+        )
         folder = args.output / study.name
         folder.mkdir(parents=True, exist_ok=True)
         write_report(comparison, folder)
-        write_figure(comparison, folder)
+        if not failures:
+            write_figure(comparison, folder)
         compared.append((study, comparison))
     text = overview(compared)
     if own := own_tier(compared):
         text += f"\n\nHost tier for TOPAS alone:\n\n{own}"
     print(text)
-    with whole_file(args.output / "overview.md") as stream:
-        stream.write(text + "\n")
+    if not args.only:
+        with whole_file(args.output / "overview.md") as stream:
+            stream.write(text + "\n")
     return 1 if outcome.failures else 0
 
 

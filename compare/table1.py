@@ -41,10 +41,10 @@ BOUNDS = {
     "decode_s_per_seq": (0.0003, 0.003),
     "gap_s": (1.0, 6.0),
 }
-"""The five fitted constants and their physical ranges (docs/reproduction.md gives the reasons)."""
+"""The five fitted constants and their physical ranges (docs/reproduction.md)."""
 
 START = (9_000.0, 1_050.0, 23_500.0, 0.0014, 2.5)
-"""Where the fit starts: a guess from the table itself (docs/reproduction.md)."""
+"""Where the fit starts: a plain guess."""
 
 STEP = 0.012
 """Relative standard deviation of a step of the local search."""
@@ -201,12 +201,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play or fit."""
     parser = argparse.ArgumentParser(prog="python -m compare.table1", description=__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the five constants again")
-    parser.add_argument("--seeds", default=str(SEED), help="arrival seeds, comma-separated")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], help="arrival seeds")
     parser.add_argument("--generations", type=int, default=22)
     parser.add_argument("--population", type=int, default=10)
     parser.add_argument("--steps", type=int, default=700, help="of the local search (default: 700)")
     args = parser.parse_args(argv)
-    seeds = [int(item) for item in args.seeds.split(",")]
+    seeds = args.seeds
     base = load_profile(PROFILE)
     if args.fit:
         point, value = fit(base, seeds, args.generations, args.population, args.steps)

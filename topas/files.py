@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,19 +17,26 @@ from topas.errors import InputError
 def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that appears under ``path`` only if the block ends without an error.
 
+    A link is written through, not replaced. A device or a pipe takes the text as it comes: there is
+    nothing to rename over.
+
     Raises
     ------
     InputError
         if the folder does not exist, or the file cannot be written to its end.
     """
-    target = Path(path)
+    encoding = None if "b" in mode else "utf-8"
     try:
+        if _special(path):
+            with Path(path).open(mode, encoding=encoding) as stream:
+                yield stream
+            return
+        target = Path(path).resolve()
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        raise InputError(f"cannot write here: {error.strerror}", source=str(target)) from None
+        raise InputError(f"cannot write here: {error.strerror}", source=str(path)) from None
     temporary = Path(name)
     try:
-        encoding = None if "b" in mode else "utf-8"
         with os.fdopen(descriptor, mode, encoding=encoding) as stream:
             yield stream
         umask = os.umask(0)
@@ -37,10 +45,28 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write: {error.strerror}", source=str(target)) from None
+        raise InputError(f"cannot write: {error.strerror}", source=str(path)) from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _special(path: str | os.PathLike[str]) -> bool:
+    """Return whether something stands there that is no regular file."""
+    try:
+        kind = Path(path).stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(kind):
+        raise InputError("cannot write here: Is a directory", source=str(path))
+    return not stat.S_ISREG(kind)
+
+
+def refuse_overwrite(output: str, inputs: Iterable[str]) -> None:
+    """Raise InputError if a command would write over what it reads."""
+    for name in inputs:
+        if Path(output).resolve() == Path(name).resolve():
+            raise InputError("is an input of this command: choose another file to write", source=output)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

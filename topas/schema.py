@@ -58,7 +58,9 @@ def parse_json(
         raise InputError("expected UTF-8 text", source=source, line=line) from None
     except json.JSONDecodeError as error:
         at = f"line {error.lineno} column {error.colno}" if line is None else f"column {error.colno}"
-        raise InputError(f"expected JSON: {error.msg} at {at}", source=source, line=line) from None
+        raise InputError(
+            f"expected JSON: {error.msg.removesuffix(' at')} at {at}", source=source, line=line
+        ) from None
     except RecursionError:
         raise InputError("expected JSON nested less deeply", source=source, line=line) from None
     except ValueError as error:  # an integer of thousands of digits

@@ -8,6 +8,9 @@ import numpy as np
 
 from topas.errors import InputError
 
+MAX_ARRIVAL_S = 1e9
+"""Latest arrival that a trace may hold."""
+
 _STREAM = 1
 """Keeps the arrivals of a seed apart from whatever else is drawn with it."""
 
@@ -21,7 +24,8 @@ def poisson_arrivals(tasks: int, rate_per_s: float, seed: int) -> list[float]:
     Raises
     ------
     InputError
-        if the rate is not positive and finite, there is no task, or the seed is negative.
+        if the rate is not positive and finite or so small that arrivals leave the range of a trace, there
+        is no task, or the seed is negative.
     """
     if not (math.isfinite(rate_per_s) and rate_per_s > 0):
         raise InputError(f"expected a positive number of tasks a second, found {rate_per_s}", field="rate")
@@ -30,4 +34,8 @@ def poisson_arrivals(tasks: int, rate_per_s: float, seed: int) -> list[float]:
     if seed < 0:
         raise InputError(f"expected a seed of at least 0, found {seed}", field="seed")
     gaps = np.random.default_rng([_STREAM, seed]).standard_exponential(tasks)
-    return [float(time) for time in np.cumsum(gaps) / rate_per_s]
+    with np.errstate(over="ignore"):  # an overflow is beyond the limit as well
+        times = np.cumsum(gaps) / rate_per_s
+    if times[-1] > MAX_ARRIVAL_S:
+        raise InputError(f"the last task would arrive after {MAX_ARRIVAL_S:g} s", field="rate")
+    return [float(time) for time in times]

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from topas.errors import InputError, SimulationError
 
@@ -18,8 +19,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="topas",
         description="Workflow-aware prefix-state scheduling for multi-agent LLM serving.",
-        epilog="Exit status: 0 done, 1 failed, 2 bad input (the reason is one line on stderr).",
+        epilog="Exit status: 0 done, 1 failed, 2 bad input (one line on stderr says why), 130 interrupted.",
     )
+    parser.add_argument("--version", action="version", version=f"topas {version('topas')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"topas.cli.{'import_' if name == 'import' else name}")

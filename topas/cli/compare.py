@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
@@ -88,6 +89,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 1 if a cell failed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the workers like Ctrl-C
     try:
         return _run(args)
     except ModuleNotFoundError as error:
@@ -95,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         if library not in EXTRA:
             raise
         raise InputError(f"{library} is not installed: pip install 'topas[compare]'") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -142,7 +146,7 @@ def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
     from topas.sim import refuse_unservable  # noqa: PLC0415  as above
     from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
 
-    if len(set(args.what)) < len(args.what):
+    if len({what if what in WORKLOADS else Path(what).resolve() for what in args.what}) < len(args.what):
         raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
     options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
     at = args.rates or args.loads or LOADS
@@ -191,8 +195,9 @@ def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool
         given |= {} if args.rates else {"loads": args.loads or LOADS}
         given |= {"seeds": args.seeds or SEEDS, "tasks": TASKS if args.tasks is None else args.tasks}
     words = ["topas", "compare", *args.what]
+    useless = () if drawn else ("rates", "loads", "seeds", "tasks", "order", *LENGTHS)
     for name, value in given.items():
-        if name in SHOWN_ELSEWHERE or value is None or value is False:
+        if name in SHOWN_ELSEWHERE or name in useless or value is None or value is False:
             continue
         words.append(_option(name))
         if value is not True:

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from topas.cli.arrivals import add_arrival_options, chosen_rate
+from topas.files import refuse_overwrite
 from topas.profile import Profile
 from traces.format import write_trace
 from traces.importers import IMPORTERS, capped, replayed
@@ -61,6 +62,7 @@ def add_parser(
 
 def run(args: argparse.Namespace) -> int:
     """Write the trace."""
+    refuse_overwrite(args.output, args.files)
     recording = IMPORTERS[args.kind](args.files, args.max_new_tokens)
     if args.max_wait is not None:
         recording = capped(recording, args.max_wait)

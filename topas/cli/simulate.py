@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from topas.cli.options import add_engine_options, engine_of, params_of
-from topas.files import whole_file
+from topas.files import refuse_overwrite, whole_file
 from topas.formats import log_line
 from topas.policies import get_policy, policy_names
 from topas.sim import simulate
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     policy = get_policy(args.policy)
     profile, params = engine_of(args), params_of(args)
+    if args.events:
+        refuse_overwrite(args.events, [args.trace])
     trace = read_trace(args.trace)
     with ExitStack() as stack:
         record = None

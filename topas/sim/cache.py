@@ -45,10 +45,6 @@ class KvCache:
         """Return agents whose prefix is on the GPU or on its way there."""
         return list(self._ready_s)
 
-    def has_prefix(self, agent: str) -> bool:
-        """Return whether an agent's prefix is on the GPU or on its way there."""
-        return agent in self._ready_s
-
     def cached(self, agent: str, task: str, stage: int, reused: int) -> int:
         """Return how many tokens of a prompt are on the GPU: prefix, and context of the same stage."""
         if agent not in self._ready_s:
