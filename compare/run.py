@@ -149,8 +149,7 @@ def _complete(metrics: Mapping[str, float]) -> bool:
 
 
 def _attempts(todo: Sequence[Cell], paths: Mapping[Cell, Path], jobs: int) -> Iterator[Result | Failure]:
-    # Workers leave Ctrl-C to this process, which stops them; else each would print a traceback. They ignore
-    # it once they run, and inherit it blocked for the time before.
+    # Workers leave Ctrl-C to this process, which stops them; else each would print a traceback.
     pool = Parallel(
         n_jobs=max(min(jobs, len(todo)), 1),
         backend="loky",
@@ -159,11 +158,7 @@ def _attempts(todo: Sequence[Cell], paths: Mapping[Cell, Path], jobs: int) -> It
         initializer=signal.signal,
         initargs=(signal.SIGINT, signal.SIG_IGN),
     )
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        outcomes = pool(delayed(attempt)(cell, paths[cell]) for cell in todo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    outcomes = pool(delayed(attempt)(cell, paths[cell]) for cell in todo)
     try:
         yield from outcomes
     finally:
