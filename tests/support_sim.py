@@ -46,6 +46,17 @@ def make_profile(**changes: Any) -> Profile:  # noqa: ANN401  a profile's fields
     return Profile(**(plain | changes))
 
 
+def stepping(budget: int, **changes: object) -> Profile:
+    """Return an engine whose prefills take no time and whose decode steps take a second."""
+    plain: dict[str, object] = {
+        "kv_budget_tokens": budget,
+        "prefill_s_per_token": 0.0,
+        "decode_base_s": 1.0,
+        "swap_bytes_per_s": 1.0,
+    }
+    return make_profile(**(plain | changes))
+
+
 def ask(
     input_tokens: int,
     output_tokens: int,

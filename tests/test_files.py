@@ -12,7 +12,8 @@ from compare import figures
 from topas.cli import main
 from topas.errors import InputError
 from topas.files import refuse_overwrite, whole_file
-from traces.arrivals import MAX_ARRIVAL_S, poisson_arrivals
+from traces.arrivals import poisson_arrivals
+from traces.schema import MAX_SECONDS
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_no_command_writes_over_what_it_reads(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_rate_too_small_for_a_trace_is_refused() -> None:
-    assert poisson_arrivals(3, 1e-8, seed=1)[-1] <= MAX_ARRIVAL_S
+    assert poisson_arrivals(3, 1e-8, seed=1)[-1] <= MAX_SECONDS
     for rate in (1e-9 / 1e3, 5e-324):
         with pytest.raises(InputError, match="would arrive after") as caught:
             poisson_arrivals(3, rate, seed=1)

@@ -13,7 +13,7 @@ from support_events import NS, Reference, events, expected_path, make_event, man
 
 from topas.formats import event_of
 from topas.problem import compile_event
-from topas.score import conditional_gains_ns, decision_of, joint_gain_ns, score, score_state
+from topas.score import conditional_gains_ns, decision_on, joint_gain_ns, score, score_state
 
 
 def some_of(names: list[str]) -> st.SearchStrategy[list[str]]:
@@ -99,9 +99,10 @@ def test_no_term_is_negative_and_costs_are_never_aged(raw: dict, data: st.DataOb
 @many(80)
 @given(events(), st.data())
 def test_credits_of_a_decision_are_its_conditional_gains(raw: dict, data: st.DataObject) -> None:
-    problem = compile_event(event_of(raw))
+    event = event_of(raw)
+    problem = compile_event(event)
     admit = data.draw(some_of(list(range(len(problem.waiting)))))
-    decision = decision_of(problem, admit, [])
+    decision = decision_on(event, [problem.waiting[k].id for k in admit])
     assert decision.credits_ns == conditional_gains_ns(problem, admit)
     assert sum(decision.credits_ns) == decision.terms.admit_ns
     for k, credit in zip(admit, decision.credits_ns, strict=True):

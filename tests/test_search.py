@@ -15,7 +15,7 @@ from topas.event import Event
 from topas.feasible import violations
 from topas.formats import event_of
 from topas.online.search import select
-from topas.score import score
+from topas.score import decision_on, score
 
 
 def decide(raw: Raw, **params: float) -> Decision:
@@ -60,6 +60,7 @@ def assert_sound(raw: Raw, event: Event) -> None:
     if reference.feasible((), ()) and not reference.chosen(decision.admit, decision.preempt):
         assert not any(reference.chosen(*state) for state in reference.states())
     assert decision.terms == score(event, decision.admit, decision.preempt)
+    assert decision.credits_ns == decision_on(event, decision.admit, decision.preempt).credits_ns
     assert sum(decision.credits_ns) == decision.terms.admit_ns
     assert len(decision.credits_ns) == len(decision.admit)
     assert all(credit >= 0 for credit in decision.credits_ns)

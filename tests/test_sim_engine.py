@@ -23,6 +23,7 @@ from support_sim import (
     recorded,
     scripted,
     single,
+    stepping,
     watched,
 )
 
@@ -35,17 +36,6 @@ from topas.sim import SimResult, simulate
 from topas.sim.cache import KvCache
 from topas.trace import Trace
 from traces.workloads import generate
-
-
-def stepping(budget: int, **changes: object) -> Profile:
-    """Return an engine whose prefills take no time and whose decode steps take a second."""
-    plain: dict[str, object] = {
-        "kv_budget_tokens": budget,
-        "prefill_s_per_token": 0.0,
-        "decode_base_s": 1.0,
-        "swap_bytes_per_s": 1.0,
-    }
-    return make_profile(**(plain | changes))
 
 
 def play(trace: Trace, profile: Profile, policy: str = "fcfs") -> SimResult:

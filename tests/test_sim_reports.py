@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from support_sim import (
     single,
     watched,
 )
+from support_sim import stepping as _stepping
 
 from topas.cli import main
 from topas.errors import InputError, SimulationError
@@ -37,15 +39,8 @@ QUEUE_POLICIES = [name for name in POLICIES if not name.startswith("topas")]
 TOPAS_POLICIES = [name for name in POLICIES if name.startswith("topas")]
 
 
-def stepping(budget: int, **changes: object) -> Profile:
-    """Return an engine whose prefills take no time and whose decode steps take a second."""
-    plain: dict[str, object] = {
-        "kv_budget_tokens": budget,
-        "prefill_s_per_token": 0.0,
-        "decode_base_s": 1.0,
-        "swap_bytes_per_s": 1e9,
-    }
-    return make_profile(**(plain | changes))
+stepping = partial(_stepping, swap_bytes_per_s=1e9)
+"""An engine like that, whose link is fast."""
 
 
 # --- starvation -----------------------------------------------------------------------------------------

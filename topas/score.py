@@ -22,10 +22,7 @@ def score(event: Event, admit: Iterable[str], preempt: Iterable[str]) -> Terms:
     KeyError
         if an id is not waiting or not running, respectively.
     """
-    problem = compile_event(event)
-    waiting = {r.id: k for k, r in enumerate(problem.waiting)}
-    running = {r.id: k for k, r in enumerate(problem.running)}
-    return score_state(problem, [waiting[i] for i in admit], [running[i] for i in preempt])
+    return decision_on(event, admit, preempt).terms
 
 
 def score_state(problem: Problem, admit: Iterable[int], preempt: Iterable[int]) -> Terms:
@@ -84,8 +81,27 @@ def conditional_gains_ns(problem: Problem, admitted: Iterable[int]) -> tuple[int
     return tuple(gains)
 
 
-def decision_of(problem: Problem, admit: list[int], preempt: list[int]) -> Decision:
-    """Return the decision for a state given by indices, scored, with its credits."""
+def decision_on(event: Event, admit: Iterable[str], preempt: Iterable[str] = ()) -> Decision:
+    """Return the decision to admit and preempt these request ids, scored, with its credits.
+
+    Raises
+    ------
+    KeyError
+        if an id is not waiting or not running, respectively.
+    """
+    problem = compile_event(event)
+    waiting = {r.id: k for k, r in enumerate(problem.waiting)}
+    running = {r.id: k for k, r in enumerate(problem.running)}
+    admitted = [waiting[i] for i in admit]
+    return decision_of(
+        problem, admitted, [running[i] for i in preempt], conditional_gains_ns(problem, admitted)
+    )
+
+
+def decision_of(
+    problem: Problem, admit: list[int], preempt: list[int], credits_ns: tuple[int, ...]
+) -> Decision:
+    """Return the decision for a state given by indices, scored; ``credits_ns`` as in :class:`Decision`."""
     dropped = set(preempt)
     agents = {problem.waiting[k].agent for k in admit}
     agents |= {r.agent for k, r in enumerate(problem.running) if k not in dropped}
@@ -94,5 +110,5 @@ def decision_of(problem: Problem, admit: list[int], preempt: list[int]) -> Decis
         admit=tuple(problem.waiting[k].id for k in admit),
         preempt=tuple(sorted(problem.running[k].id for k in preempt)),
         terms=score_state(problem, admit, preempt),
-        credits_ns=conditional_gains_ns(problem, admit),
+        credits_ns=credits_ns,
     )

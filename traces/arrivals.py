@@ -7,9 +7,7 @@ import math
 import numpy as np
 
 from topas.errors import InputError
-
-MAX_ARRIVAL_S = 1e9
-"""Latest arrival that a trace may hold."""
+from traces.schema import MAX_SECONDS
 
 _STREAM = 1
 """Keeps the arrivals of a seed apart from whatever else is drawn with it."""
@@ -36,6 +34,6 @@ def poisson_arrivals(tasks: int, rate_per_s: float, seed: int) -> list[float]:
     gaps = np.random.default_rng([_STREAM, seed]).standard_exponential(tasks)
     with np.errstate(over="ignore"):  # an overflow is beyond the limit as well
         times = np.cumsum(gaps) / rate_per_s
-    if times[-1] > MAX_ARRIVAL_S:
-        raise InputError(f"the last task would arrive after {MAX_ARRIVAL_S:g} s", field="rate")
+    if times[-1] > MAX_SECONDS:
+        raise InputError(f"the last task would arrive after {MAX_SECONDS:g} s", field="rate")
     return [float(time) for time in times]

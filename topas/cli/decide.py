@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import Any
 
+from topas.cli.options import add_policy_option
 from topas.feasible import violations
 from topas.formats import decision_json, read_event
-from topas.policies import get_policy, policy_names
+from topas.policies import get_policy
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
@@ -20,9 +21,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         epilog="example: topas decide event.json --policy topas --json",
     )
     parser.add_argument("event", metavar="EVENT", help="event file")
-    parser.add_argument(
-        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
-    )
+    add_policy_option(parser)
     parser.add_argument("--json", action="store_true", help="print one decision object and nothing else")
     return parser
 

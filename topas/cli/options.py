@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from topas.errors import InputError
 from topas.event import Params
+from topas.policies import policy_names
 from topas.profile import Profile, load_profile, profile_names
+
+
+def add_policy_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--policy``."""
+    parser.add_argument(
+        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.cli.options import add_engine_options, add_policy_option, engine_of, params_of
 from topas.files import refuse_overwrite, whole_file
 from topas.formats import log_line
-from topas.policies import get_policy, policy_names
+from topas.policies import get_policy
 from topas.sim import simulate
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         epilog="example: topas simulate chain.jsonl --policy topas --profile study --json",
     )
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
-    parser.add_argument(
-        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
-    )
+    add_policy_option(parser)
     add_engine_options(parser)
     parser.add_argument(
         "--events", metavar="E.jsonl", help="record every decision with the event it was made on"

@@ -240,10 +240,11 @@ def select(event: Event) -> Decision:
     active, data, best, scratch = compile_search(problem)
     search(active, event.params.M, data, best, scratch)
     if not best.counts[0]:
-        return decision_of(problem, [], [])
-    admit = [int(k) for k in best.admitted[: best.counts[1]]]
+        return decision_of(problem, [], [], ())
+    count = best.counts[1]
+    admit = [int(k) for k in best.admitted[:count]]
     preempt = [k for k in range(len(problem.running)) if not best.kept[k]]
-    return decision_of(problem, admit, preempt)
+    return decision_of(problem, admit, preempt, tuple(int(gain) for gain in best.gains[:count]))
 
 
 def warm_up() -> None:

@@ -65,6 +65,7 @@ class Tracker:
         self.tasks: dict[str, LiveTask] = {}
         self._histories: dict[tuple[str, str], StageHistory] = {}
         self._version = 0
+        self._unknown = (-1, 0)  # the version at which the mean profiled total was taken, and that mean
         self._finished_tasks = 0
         self._finished_ns = 0
         self._first: list[StageHistory] = []
@@ -138,7 +139,9 @@ class Tracker:
         cached = task.cached_state
         if cached is not None and cached[0] == self._version:
             return cached[1]
-        unknown = self._unknown_ns()
+        if self._unknown[0] != self._version:
+            self._unknown = (self._version, self._unknown_ns())
+        unknown = self._unknown[1]
         residuals: list[Residual] = [
             FINISHED if done else history.residual(elapsed, unknown)
             for done, history, elapsed in zip(task.finished, task.histories, task.elapsed_ns, strict=True)
@@ -192,6 +195,7 @@ class Tracker:
         if found is None:
             found = StageHistory(self._profiled_ns(workflow, stage))
             self._histories[key] = found
+            self._unknown = (-1, 0)
         return found
 
     def _profiled_ns(self, workflow: Workflow, stage: int) -> int | None:

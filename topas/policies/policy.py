@@ -8,8 +8,7 @@ from typing import Protocol
 
 from topas.decision import Decision
 from topas.event import Event, Request
-from topas.problem import compile_event
-from topas.score import decision_of
+from topas.score import decision_on
 from topas.workflow import Dag
 
 Key = Callable[[Request], tuple[float | str, ...]]
@@ -58,11 +57,8 @@ class QueuePolicy:
 
     def decide(self, event: Event) -> Decision:
         """Return what admission from the head does under the reservation of Eq. 2."""
-        problem = compile_event(event)
-        index = {request.id: k for k, request in enumerate(problem.waiting)}
         order = sorted(event.waiting, key=self.rank(event))
-        admitted = admit_from_head(event, order)
-        return decision_of(problem, [index[request.id] for request in admitted], [])
+        return decision_on(event, [request.id for request in admit_from_head(event, order)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from topas.errors import SimulationError
 from topas.event import Event, Params, Request
 from topas.online.tracker import LiveTask, Tracker
 from topas.policies import Policy, QueuePolicy
-from topas.problem import compile_event
 from topas.profile import Profile
-from topas.score import decision_of
+from topas.score import decision_on
 from topas.sim.cache import KvCache
 from topas.sim.check import check_decision, check_state
 from topas.sim.decode import run_s, steps_until
@@ -258,9 +257,7 @@ class Engine:
             admitted.append(request.id)
         self.decision_s.append(self.clock() - start)
         if self.record and event:
-            problem = compile_event(event)
-            index = {request.id: k for k, request in enumerate(problem.waiting)}
-            self.record(event, decision_of(problem, [index[name] for name in admitted], []))
+            self.record(event, decision_on(event, admitted))
 
     def _fits(self, job: Job) -> bool:
         """Return whether a request, with its prefix if that is idle, fits beside the running ones.
