@@ -1,0 +1,1 @@
+"""Lower bounds on the mean JCT of any schedule of a trace."""
