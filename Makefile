@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py
 FRESH := $(VENV)/.kernels
 
-.PHONY: demo test lint format bench figures fit-table-1 clean
+.PHONY: demo test lint format bench figures optimality fit-table-1 clean
 
 # The interpreter may be called python3 only; any 3.11 or later will do.
 $(READY): pyproject.toml
@@ -51,6 +51,9 @@ fit-table-1: $(FRESH)
 
 figures: $(FRESH)
 	$(BIN)/python -m compare.figures -o $(OUT)/figures
+
+optimality: $(FRESH)
+	$(BIN)/python -m compare.optimality -o $(OUT)/optimality
 
 clean:
 	rm -rf $(VENV) $(OUT)

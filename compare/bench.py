@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tabulate import tabulate
 
+from oracle.event import prepare, solve_event
+from oracle.result import Status
+from topas.errors import SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
 from topas.online.search import select
@@ -76,6 +80,90 @@ def large_event(waiting: int, agents: int, seed: int) -> Event:
         resident=frozenset(list(prefixes)[:2]),
         params=Params(swap_s_per_token=1.3e-5, decode_s_per_token=0.04),
     )
+
+
+SHAPES = (
+    {"A": [], "B": ["A"], "C": ["B"]},
+    {"A": [], "B": ["A"], "C": ["A"], "D": ["B", "C"]},
+    {"A": [], **{f"W{k}": ["A"] for k in range(4)}, "Z": [f"W{k}" for k in range(4)]},
+)
+"""A chain, a diamond and a fork of four."""
+
+
+def mixed_event(waiting: int, agents: int, seed: int, cap: int = 0) -> Event:
+    """Return a random event of chains, diamonds and forks at all stages, with six running requests.
+
+    Half of the budget of 36,000 tokens is resident; a prefix of 5,500 tokens moves in 0.07, 0.3 or 1.1 s.
+    """
+    rng = random.Random(seed)  # noqa: S311  not for secrets
+    names = [f"agent{k:02}" for k in range(agents)]
+    prefixes = {name: rng.randrange(2_000, 9_000) for name in names}
+    pool = [residual_of_seconds(tuple(rng.uniform(5, 40) for _ in range(12))) for _ in range(8)]
+    dags = [dag_of(shape) for shape in SHAPES]
+    resident: list[str] = []
+    room = 36_000
+    for name in rng.sample(names, agents):
+        if room - prefixes[name] >= 18_000:  # noqa: PLR2004  half of the budget
+            resident.append(name)
+            room -= prefixes[name]
+    tasks: dict[str, TaskState] = {}
+
+    def requests(count: int, agents: list[str]) -> list[Request]:
+        found: list[Request] = []
+        while len(found) < count:
+            dag, task = rng.choice(dags), f"t{len(tasks):04}"
+            done = {"A"} if rng.random() < 0.5 else set()  # noqa: PLR2004  every other task
+            residuals = (residual_of_seconds((0.0,)) if v in done else rng.choice(pool) for v in dag.names)
+            tasks[task] = TaskState(rng.uniform(0, 100), dag, tuple(residuals))
+            found += [
+                Request(
+                    id=f"{task}/{stage}",
+                    task=task,
+                    stage=stage,
+                    agent=rng.choice(agents),
+                    reserve_tokens=rng.randrange(300, 1_500),
+                    service_s=rng.uniform(3, 25),
+                )
+                for k, stage in enumerate(dag.names)
+                if stage not in done and done.issuperset(dag.names[p] for p in dag.before[k])
+            ]
+        return found[:count]
+
+    running = [
+        replace(request, generated_tokens=rng.randrange(400), credit_s=rng.uniform(0, 20))
+        for request in requests(6, resident)
+    ]
+    return Event(
+        time_s=100.0,
+        budget_tokens=36_000,
+        agents=prefixes,
+        tasks=tasks,
+        waiting=requests(waiting, names),
+        running=running,
+        resident=frozenset(resident),
+        reuse_counts={name: rng.randrange(5) for name in names},
+        params=Params(swap_s_per_token=1.3e-5 * rng.choice([1, 4, 16]), decode_s_per_token=0.04, K=cap),
+    )
+
+
+OPTIMA = ((60, 4, 0.1), (150, 10, 0.3), (600, 10, 2.0), (1000, 32, 10.0))
+"""Waiting requests, agents, and the aim for the median time in seconds."""
+
+
+def event_optimum(seeds: Sequence[int] = range(1, 8)) -> list[Figure]:
+    """Measure CP-SAT's proved optimum of random events: the median over the seeds, all work included."""
+    prepare()
+    found = []
+    for waiting, agents, aim_s in OPTIMA:
+        for cap in (0, 8):
+            results = [
+                solve_event(mixed_event(waiting, agents, seed, cap), time_limit_s=60) for seed in seeds
+            ]
+            if any(result.status is not Status.OPTIMAL for result in results):
+                raise SimulationError(f"an optimum of {waiting} waiting requests was not proved in 60 s")
+            name = f"event optimum, {waiting} waiting requests of {agents} agents, K = {cap}"
+            found.append(Figure(name, statistics.median(r.solve_s for r in results), "s", aim_s))
+    return found
 
 
 def best(repeats: int, measure: Callable[[], float], *, smaller: bool = True) -> float:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+import oracle
 import topas
 import traces
 from topas.errors import InputError
@@ -150,7 +151,7 @@ class Cell:
     def content(self) -> dict[str, Any]:
         """Return the cell as a JSON object."""
         return {
-            "trace": {"kind": type(self.source).__name__, **asdict(self.source)},
+            "trace": source_content(self.source),
             "policy": self.policy,
             "profile": self.profile.model_dump(mode="json"),
             "params": asdict(self.params),
@@ -161,15 +162,11 @@ class Cell:
 
         Equal cells have equal keys in every process; any change of the code runs its cells anew.
         """
-        text = canonical({"cell": self.content(), "version": version("topas"), "code": code_digest()})
-        return hashlib.sha256(text.encode()).hexdigest()
+        return key_of("cell", self.content())
 
     def __str__(self) -> str:
         """One line for messages: ``dag-4, load 0.5, seed 1, lpm``."""
-        load, rate, seed = self.source.load, self.source.rate_per_s, self.source.seed
-        place = f"load {load:g}" if load is not None else "" if rate is None else f"{rate:g} tasks/s"
-        parts = (self.source.workload, place, "" if seed is None else f"seed {seed}", self.policy)
-        return ", ".join(part for part in parts if part)
+        return f"{source_in_words(self.source)}, {self.policy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +223,33 @@ def cells_of(
     return tuple(Cell(source, policy, profile, params) for source in sources for policy in policies)
 
 
+def source_content(source: Source) -> dict[str, Any]:
+    """Return a source as a JSON object."""
+    return {"kind": type(source).__name__, **asdict(source)}
+
+
+def source_in_words(source: Source) -> str:
+    """Name a source: ``dag-4, load 0.5, seed 1``."""
+    load, rate, seed = source.load, source.rate_per_s, source.seed
+    place = f"load {load:g}" if load is not None else "" if rate is None else f"{rate:g} tasks/s"
+    parts = (source.workload, place, "" if seed is None else f"seed {seed}")
+    return ", ".join(part for part in parts if part)
+
+
+def key_of(kind: str, content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over the canonical JSON of an item and the code that does it."""
+    text = canonical({kind: content, "version": version("topas"), "code": code_digest()})
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 over the source and data files of the simulator and the traces.
+    """Return the SHA-256 over the source and data files of the simulator, the traces and the solvers.
 
     The version alone would let a policy under development keep the results of its earlier form.
     """
     digest = hashlib.sha256()
-    for package in (topas, traces):
+    for package in (topas, traces, oracle):
         root = Path(str(package.__file__)).parent
         for path in sorted(root.rglob("*")):
             if path.suffix in {".py", ".json"} and "cli" not in path.parts:

@@ -18,8 +18,9 @@ from tabulate import tabulate
 
 from compare.cell import Cell, Points, cells_of, sources_of
 from compare.plot import write_figure
+from compare.pool import Interrupted
 from compare.report import JCT, Comparison, percent, write_report
-from compare.run import Interrupted, Outcome, run_cells
+from compare.run import Outcome, run_cells
 from topas.event import Params
 from topas.files import whole_file
 from topas.policies import baseline_names, policy_names

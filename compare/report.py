@@ -289,7 +289,7 @@ def _point_table(comparison: Comparison, metric: str) -> str:
             best = _best_value(metric, own.values())
             cells = [_markdown_cell(own.get(policy), best, paired=True) for policy in comparison.policies]
             rows.append([f"`{workload}`", profile.name, _point_in_words(point), *cells])
-    return _markdown_table(["workload", "profile", "point", *comparison.policies], rows)
+    return markdown_table(["workload", "profile", "point", *comparison.policies], rows)
 
 
 def _average_table(comparison: Comparison) -> str:
@@ -307,7 +307,7 @@ def _average_table(comparison: Comparison) -> str:
             )
             cells = [_markdown_cell(one, best, paired=False) for one in shown]
             rows.append([f"`{workload}`", profile.name, metric, first, *cells])
-    return _markdown_table(["workload", "profile", "metric", "best baseline", *others], rows)
+    return markdown_table(["workload", "profile", "metric", "best baseline", *others], rows)
 
 
 def _markdown_cell(one: Summary | None, best: float | None, *, paired: bool) -> str:
@@ -320,6 +320,7 @@ def _markdown_cell(one: Summary | None, best: float | None, *, paired: bool) -> 
     return f"{value}<br>{_with_interval(centre, one.change)}"
 
 
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; a bar in a text is no end of its cell."""
     escaped = [[text.replace("|", "\\|") for text in row] for row in rows]
     return str(tabulate(escaped, heads, "github", disable_numparse=True))

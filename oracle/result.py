@@ -27,8 +27,10 @@ class EventResult:
     """The answer to one event.
 
     ``decision`` has passed the independent checker and was scored by the shared library; None if there is
-    none. ``bound_ns`` is a proved upper bound on the score of any joint state: the score itself if
-    OPTIMAL, None if INFEASIBLE or nothing was proved. ``solve_s`` is wall-clock time.
+    none. ``bound_ns`` is a proved upper bound on the score of any joint state that counts (the one in which
+    nothing runs counts only if it is the only one): the score itself if OPTIMAL, None if INFEASIBLE.
+    ``solve_s`` is wall-clock time. ``ties_proved``: among the optimal states this one is also proved to
+    have the most requests running and, of these, the fewest prefix tokens moved.
     """
 
     status: Status
@@ -36,3 +38,4 @@ class EventResult:
     bound_ns: int | None
     solver: str
     solve_s: float
+    ties_proved: bool = False

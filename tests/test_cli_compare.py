@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from topas.cli import main
-from topas.cli.compare import EXTRA
+from topas.cli.pooled import EXTRA
 from topas.policies import baseline_names, policy_names
 from traces.format import write_trace
 from traces.workloads import generate

@@ -7,8 +7,11 @@ refused with the field named. Samples that many stages share may stand once, in 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +23,7 @@ from topas.event import Event, Params, Request, TaskState
 from topas.files import read_file
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
-from topas.schema import parse_json, validate
+from topas.schema import MAX_BYTES, parse_json, validate
 from topas.units import to_ns, to_s
 from topas.workflow import dag_of
 
@@ -344,3 +347,65 @@ def log_line(event: Event, decision: Decision) -> str:
     """Return one line of an event log: the event and the decision made on it."""
     entry = {"event": event_json(event), "decision": decision_json(decision)}
     return json.dumps(entry, separators=(",", ":"))
+
+
+class _Logged(_Model):
+    event: dict[str, Any]
+    decision: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """An event as a file holds it; ``line`` and the recorded ``decision`` only if the file is a log."""
+
+    event: Event
+    line: int | None = None
+    decision: Decision | None = None
+
+
+def read_events(path: str | Path) -> Iterator[LoggedEvent]:
+    """Yield the one event of an event file, or all of an event log, line by line.
+
+    Raises
+    ------
+    InputError
+        naming the file, the line of a log, and the field that is wrong.
+    """
+    source = str(path)
+    try:
+        with Path(path).open("rb") as stream:
+            first = stream.readline(MAX_BYTES + 2)
+            if not _is_log(first):
+                rest = b"" if len(first) > MAX_BYTES else stream.read(MAX_BYTES + 1)
+                yield LoggedEvent(event_of(parse_json(first + rest, source=source), source=source))
+                return
+            lines = itertools.chain([first], iter(partial(stream.readline, MAX_BYTES + 2), b""))
+            for number, line in enumerate(lines, start=1):
+                yield _logged(line.removesuffix(b"\n"), source, number)
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", source=source) from None
+
+
+def _is_log(first: bytes) -> bool:
+    """Return whether a file's first line is one of an event log: a whole object that is no event."""
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "event" in value
+
+
+def _logged(line: bytes, source: str, number: int) -> LoggedEvent:
+    if not line.strip():
+        raise InputError(
+            "expected an event and its decision, found an empty line", source=source, line=number
+        )
+    raw = validate(_Logged, parse_json(line, source=source, line=number), source=source, line=number)
+    part = "event"
+    try:
+        event = event_of(raw.event, source=source, line=number)
+        part = "decision"
+        return LoggedEvent(event, number, decision_of_json(raw.decision, source=source, line=number))
+    except InputError as error:
+        field = f"{part}.{error.field}" if error.field else part
+        raise InputError(error.expected, source=source, line=number, field=field) from None

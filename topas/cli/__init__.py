@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from topas.errors import InputError, SimulationError
 
-COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare")
+COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare", "oracle", "gap")
 """Subcommands in the order of the help; ``import`` lives in ``topas.cli.import_``."""
 
 

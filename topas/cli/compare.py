@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.cli.pooled import (
+    add_pool_options,
+    command_line,
+    guarded,
+    jobs_of,
+    joined,
+    known_policies,
+    list_of,
+    names,
+    option,
+    say,
+)
 from topas.errors import InputError
 from topas.policies import baseline_names, policy_names
 
@@ -26,12 +35,6 @@ if TYPE_CHECKING:
 LOADS = (0.5, 0.75)
 SEEDS = (1, 2, 3)
 TASKS = 60
-EXTRA = frozenset({"joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"})
-"""What the extra ``topas[compare]`` installs for this command."""
-
-SHOWN_ELSEWHERE = frozenset({"command", "run", "what", "folder", "jobs", "progress", "quiet", "json"})
-"""Arguments that decide no result, or stand first or last in the command line."""
-
 LENGTHS: dict[str, type[int | float]] = {
     "prefix_tokens": int,
     "input_tokens": int,
@@ -40,8 +43,6 @@ LENGTHS: dict[str, type[int | float]] = {
     "input_sigma": float,
     "output_sigma": float,
 }
-
-Item = TypeVar("Item")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
@@ -58,58 +59,48 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         "what", nargs="+", metavar="WORKLOAD-OR-TRACE", help="a workload's name or a trace file"
     )
     parser.add_argument("-o", dest="folder", required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument("--policies", type=_names, metavar="a,b", help="policies to run (default: all)")
+    parser.add_argument("--policies", type=names, metavar="a,b", help="policies to run (default: all)")
     points = parser.add_mutually_exclusive_group()
     points.add_argument("--rates", type=_rates, metavar="R,R", help="arrival rates, tasks a second")
     points.add_argument(
         "--loads",
         type=_rates,
         metavar="X,X",
-        help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {_joined(LOADS)})",
+        help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {joined(LOADS)})",
     )
     parser.add_argument("--tasks", type=int, metavar="N", help=f"tasks a trace (default: {TASKS})")
     parser.add_argument(
-        "--seeds", type=_seeds, metavar="S,S", help=f"seeds of the traces (default: {_joined(SEEDS)})"
+        "--seeds", type=_seeds, metavar="S,S", help=f"seeds of the traces (default: {joined(SEEDS)})"
     )
     lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
     for name, kind in LENGTHS.items():
-        lengths.add_argument(_option(name), type=kind, metavar="N" if kind is int else "X")
+        lengths.add_argument(option(name), type=kind, metavar="N" if kind is int else "X")
     lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
     add_engine_options(parser)
     parser.add_argument(
         "--engine", choices=["sim"], default="sim", help="what runs the traces (default: sim)"
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a CPU)")
     parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")
-    parser.add_argument("--progress", action="store_true", help="show the bar even without a terminal")
-    parser.add_argument("--quiet", action="store_true", help="no bar and no notes on stderr")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_pool_options(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 1 if a cell failed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the workers like Ctrl-C
-    try:
-        return _run(args)
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        if library not in EXTRA:
-            raise
-        raise InputError(f"{library} is not installed: pip install 'topas[compare]'") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return guarded(_run, args)
 
 
 def _run(args: argparse.Namespace) -> int:
     from compare.cell import cells_of  # noqa: PLC0415  the other commands do without the extra
+    from compare.pool import Interrupted  # noqa: PLC0415  the same
     from compare.report import Comparison, screen, write_report  # noqa: PLC0415  the same
-    from compare.run import Interrupted, run_cells  # noqa: PLC0415  the same
+    from compare.run import run_cells  # noqa: PLC0415  the same
 
     if args.plot:
         from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
 
-    policies, profile, folder = _policies(args.policies), engine_of(args), Path(args.folder)
+    policies, profile = known_policies(args.policies or policy_names()), engine_of(args)
+    folder = Path(args.folder)
     sources = _sources(args, profile)
     drawn = any(source.rate_per_s is not None for source in sources)
     if args.plot and not drawn:
@@ -117,15 +108,15 @@ def _run(args: argparse.Namespace) -> int:
     cells = cells_of(sources, policies, profile, params_of(args))
     progress = False if args.quiet else args.progress or None
     try:
-        outcome = run_cells(cells, folder, jobs=_jobs(args.jobs), progress=progress)
+        outcome = run_cells(cells, folder, jobs=jobs_of(args.jobs), progress=progress)
     except Interrupted as stop:
         kept = f"{stop.done} of {stop.total} cells are kept in {folder / 'cells'}"
-        _say(f"interrupted: {kept}; the same command goes on from there")
+        say(f"interrupted: {kept}; the same command goes on from there")
         return 130
     if not args.quiet:
         _say_what_was_kept(outcome, folder)
     for failure in outcome.failures:
-        _say(f"failed: {failure.cell}: {failure.reason}")
+        say(f"failed: {failure.cell}: {failure.reason}")
     if not outcome.results:
         return 1
     command = _command(args, policies, drawn=drawn)
@@ -168,24 +159,8 @@ def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
     useless = [name for name in ("rates", "loads", "seeds", "tasks") if getattr(args, name) is not None]
     useless += options.given()
     if as_it_is and useless and not args.quiet:
-        _say(f"{', '.join(map(_option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
+        say(f"{', '.join(map(option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
     return sources
-
-
-def _policies(given: tuple[str, ...] | None) -> tuple[str, ...]:
-    known = policy_names()
-    for name in given or ():
-        if name not in known:
-            raise InputError(f"unknown policy {name!r}; known: {', '.join(known)}", field="--policies")
-    return given or tuple(known)
-
-
-def _jobs(given: int | None) -> int:
-    from joblib import cpu_count  # noqa: PLC0415  as above
-
-    if given is not None and given < 1:
-        raise InputError(f"expected at least 1 process, found {given}", field="--jobs")
-    return int(cpu_count()) if given is None else given
 
 
 def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool) -> str:
@@ -194,15 +169,9 @@ def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool
     if drawn:
         given |= {} if args.rates else {"loads": args.loads or LOADS}
         given |= {"seeds": args.seeds or SEEDS, "tasks": TASKS if args.tasks is None else args.tasks}
-    words = ["topas", "compare", *args.what]
     useless = () if drawn else ("rates", "loads", "seeds", "tasks", "order", *LENGTHS)
-    for name, value in given.items():
-        if name in SHOWN_ELSEWHERE or name in useless or value is None or value is False:
-            continue
-        words.append(_option(name))
-        if value is not True:
-            words.append(_joined(value) if isinstance(value, tuple) else str(value))
-    return shlex.join([*words, "-o", args.folder])
+    shown = {name: value for name, value in given.items() if name not in useless}
+    return command_line(["compare", *args.what], shown, args.folder)
 
 
 def _json(comparison: Comparison, files: Sequence[Path]) -> str:
@@ -224,50 +193,24 @@ def _json(comparison: Comparison, files: Sequence[Path]) -> str:
     )
 
 
-def _say(text: str) -> None:
-    print(f"topas: {text}", file=sys.stderr)
-
-
 def _say_what_was_kept(outcome: Outcome, folder: Path) -> None:
     if outcome.resumed:
         cells = len(outcome.results) + len(outcome.failures)
         kept = folder / "cells"
-        _say(f"{outcome.resumed} of {cells} cells were done before; to run them again, remove {kept}")
+        say(f"{outcome.resumed} of {cells} cells were done before; to run them again, remove {kept}")
     if outcome.rejected:
-        _say(f"{outcome.rejected} kept cells could not be used and were run again")
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _joined(values: Iterable[object]) -> str:
-    return ",".join(str(value) for value in values)
+        say(f"{outcome.rejected} kept cells could not be used and were run again")
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    values = _list(text, float)
+    values = list_of(text, float)
     if not all(0 < value < math.inf for value in values):
         raise argparse.ArgumentTypeError(f"expected positive numbers, found {text!r}")
     return values
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    values = _list(text, int)
+    values = list_of(text, int)
     if min(values) < 0:
         raise argparse.ArgumentTypeError(f"expected no negative number, found {text!r}")
     return values
-
-
-def _list(text: str, kind: Callable[[str], Item]) -> tuple[Item, ...]:
-    try:
-        values = tuple(kind(item) for item in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between, found {text!r}") from None
-    if len(set(values)) < len(values):
-        raise argparse.ArgumentTypeError(f"found one twice in {text!r}")
-    return values
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return _list(text, str)

@@ -14,7 +14,9 @@ from topas.profile import Profile, load_profile, profile_names
 def add_policy_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--policy``."""
     parser.add_argument(
-        "--policy", default="topas", help=f"one of {', '.join(policy_names())} (default: topas)"
+        "--policy",
+        default="topas",
+        help=f"one of {', '.join(policy_names(on_request=True))} (default: topas)",
     )
 
 

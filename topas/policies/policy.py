@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,33 @@ class JointPolicy:
 
 
 Policy = QueuePolicy | JointPolicy
+
+
+class Door(QueueView, Protocol):
+    """The queue, and what is behind it: what a plan is carried out with."""
+
+    @property
+    def running(self) -> Collection[str]:
+        """Ids of admitted, unfinished requests."""
+
+    @property
+    def in_use(self) -> Collection[str]:
+        """Agents whose prefix admitted requests use."""
+
+    def fits(self, request: Request) -> bool:
+        """Return whether a waiting request could be admitted now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Carries out a plan made ahead of a run, which may hold requests back; only in the simulator.
+
+    ``begin`` starts one run. What it returns is called at every decision and yields the waiting requests
+    to admit; each must fit when it is yielded, and is admitted before the next one is asked for.
+    """
+
+    name: str
+    begin: Callable[[], Callable[[Door], Iterator[Request]]]
 
 
 def admit_from_head(event: Event, order: Iterable[Request]) -> list[Request]:

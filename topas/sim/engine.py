@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from topas.decision import Decision
 from topas.errors import SimulationError
 from topas.event import Event, Params, Request
 from topas.online.tracker import LiveTask, Tracker
-from topas.policies import Policy, QueuePolicy
+from topas.policies import Door, JointPolicy, Planned, Policy, QueuePolicy
 from topas.profile import Profile
 from topas.score import decision_on
 from topas.sim.cache import KvCache
@@ -42,7 +42,7 @@ class Engine:
     def __init__(  # noqa: PLR0913  the inputs of simulate
         self,
         trace: Trace,
-        policy: Policy,
+        policy: Policy | Planned,
         profile: Profile,
         params: Params,
         record: Recorder | None,
@@ -52,6 +52,7 @@ class Engine:
     ) -> None:
         self.trace, self.policy, self.profile = trace, policy, profile
         self.params, self.record, self.clock, self.check = params, record, clock, check
+        self.planned = policy.begin() if isinstance(policy, Planned) else None
         self.tracker = Tracker(profile, params)
         self.cache = KvCache(
             profile.kv_budget_tokens,
@@ -218,7 +219,7 @@ class Engine:
             return
         if isinstance(self.policy, QueuePolicy):
             self._admit_from_head(self.policy)
-        else:
+        elif isinstance(self.policy, JointPolicy):
             event = self._event()
             start = self.clock()
             decision = self.policy.decide(event)
@@ -227,6 +228,8 @@ class Engine:
             if self.record:
                 self.record(event, decision)
             self._carry_out(decision)
+        elif self.planned:
+            self._admit_planned(self.planned)
         self.cache.trim(self.now_s)
 
     def cached_tokens(self, request: Request) -> int:
@@ -250,7 +253,7 @@ class Engine:
         admitted: list[str] = []
         for request in order[: self.params.K or None]:
             job = self.waiting[request.id]
-            if not self._fits(job):
+            if not self.fits(job):
                 self.full = self.by_ratio
                 break
             self._admit(job, 0)
@@ -259,7 +262,22 @@ class Engine:
         if self.record and event:
             self.record(event, decision_on(event, admitted))
 
-    def _fits(self, job: Job) -> bool:
+    def _admit_planned(self, planned: Callable[[Door], Iterator[Request]]) -> None:
+        """Admit what a plan says."""
+        event = self._event() if self.record else None
+        start = self.clock()
+        admitted: list[str] = []
+        for request in planned(EngineView(self)):
+            job = self.waiting[request.id]
+            if not self.fits(job):
+                raise SimulationError(f"{self.policy.name} admits {request.id}, which does not fit")
+            self._admit(job, 0)
+            admitted.append(request.id)
+        self.decision_s.append(self.clock() - start)
+        if self.record and event:
+            self.record(event, decision_on(event, admitted))
+
+    def fits(self, job: Job) -> bool:
         """Return whether a request, with its prefix if that is idle, fits beside the running ones.
 
         SGLang's own mode asks for one token more than the need.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from topas.errors import InputError
 from topas.event import Params
-from topas.policies import JointPolicy, Policy, get_policy
+from topas.policies import JointPolicy, Planned, Policy, get_policy
 from topas.profile import Profile
 from topas.sim.engine import Engine, Recorder
 from topas.sim.result import SimResult
@@ -16,7 +16,7 @@ from topas.trace import Trace
 
 def simulate(  # noqa: PLR0913  the run's independent inputs
     trace: Trace,
-    policy: str | Policy,
+    policy: str | Policy | Planned,
     profile: Profile,
     *,
     params: Params | None = None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class EngineView:
-    """The queue as a queue policy sees it (:class:`topas.policies.QueueView`)."""
+    """The queue as a queue policy sees it, and the door (:class:`topas.policies.Door`)."""
 
     __slots__ = ("_engine",)
 
@@ -33,3 +33,17 @@ class EngineView:
     def cached(self, request: Request) -> int:
         """Return how many prompt tokens are on the GPU."""
         return self._engine.cached_tokens(request)
+
+    @property
+    def running(self) -> Collection[str]:
+        """Return the ids of admitted, unfinished requests."""
+        return self._engine.running.keys()
+
+    @property
+    def in_use(self) -> Collection[str]:
+        """Return agents whose prefix admitted requests use."""
+        return self._engine.cache.active.keys()
+
+    def fits(self, request: Request) -> bool:
+        """Return whether a waiting request could be admitted now."""
+        return self._engine.fits(self._engine.waiting[request.id])

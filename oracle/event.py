@@ -1,0 +1,189 @@
+"""The exact optimum of one event: the best of all joint states by the shared score.
+
+A joint state is any subset of the waiting requests admitted and any subset of the running ones preempted,
+within Eq. 2, K and the batch limit; R' is the set of agents of what runs then. As in Algorithm 1 the state
+in which nothing runs is the last resort: it counts only if no other state is feasible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from oracle.brute_force import brute_force
+from oracle.extra import solver_module
+from oracle.models.answer import Answer, Limits
+from oracle.models.event_cpsat import solve_cpsat
+from oracle.models.event_milp import solve_milp, tolerance_ns
+from oracle.result import EventResult, Status
+from oracle.verify import OracleError, verified
+from topas.decision import Decision
+from topas.errors import InputError
+from topas.event import Event
+from topas.feasible import violations
+from topas.online.search import select, warm_up
+from topas.problem import Problem, compile_event
+from topas.score import joint_gain_ns
+
+MODULES = {"cp-sat": ("ortools.sat.python.cp_model",), "milp": ("pulp", "highspy"), "brute-force": ()}
+SOLVERS = tuple(MODULES)
+
+
+def solve_event(  # noqa: PLR0913  a solver's independent options
+    event: Event,
+    *,
+    solver: str = "cp-sat",
+    time_limit_s: float | None = 10.0,
+    work_limit: float | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    tie_break: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EventResult:
+    """Return the best joint state of an event, how sure that is, and a bound.
+
+    When a limit strikes, the heuristic's decision (:func:`topas.online.search.select`) still counts: the
+    result is then FEASIBLE, with the solver's bound or, before it has any, :func:`simple_bound_ns`.
+
+    Parameters
+    ----------
+    solver : ``cp-sat`` (exact to the nanosecond), ``milp`` (another model, within the tolerances of
+        doubles) or ``brute-force`` (small events; no time limit).
+    time_limit_s : wall-clock limit (None: none). Compiling the event, the heuristic and listing columns
+        count, but are not broken off.
+    work_limit : limit by CP-SAT's deterministic measure of work: stops at the same place in every run.
+    seed, workers : of the solver. CP-SAT with one worker and no wall-clock limit is deterministic.
+    tie_break : among equal scores more requests running, then fewer prefix tokens moved (``cp-sat`` and
+        ``brute-force``); ``ties_proved`` tells whether that is proved too.
+
+    Raises
+    ------
+    InputError
+        if the solver is unknown, not installed, or the event is too large for it.
+    OracleError
+        if a model contradicts the shared library.
+    """
+    if solver not in SOLVERS:
+        raise InputError(f"unknown solver {solver!r}; known: {', '.join(SOLVERS)}")
+    started = clock()
+    problem = compile_event(event)
+    known = _heuristic(event)
+    limits = Limits(time_limit_s, work_limit, seed, workers)
+    if time_limit_s is not None:
+        limits = Limits(time_limit_s - (clock() - started), work_limit, seed, workers)
+    answer = _ask(solver, problem, limits, known, tie_break=tie_break, clock=clock)
+    result = _result(problem, solver, answer, known)
+    return EventResult(
+        result.status,
+        result.decision,
+        result.bound_ns,
+        solver,
+        clock() - started,
+        ties_proved=result.ties_proved,
+    )
+
+
+def prepare(solver: str = "cp-sat") -> None:
+    """Load a solver and the compiled search, which would otherwise delay the first event.
+
+    Raises
+    ------
+    InputError
+        if the solver is not installed.
+    """
+    for module in MODULES[solver]:
+        solver_module(module)
+    warm_up()
+
+
+def gap(optimum_ns: int, heuristic_ns: int) -> float:
+    """Return ``(optimum - heuristic) / max(|optimum|, 1e-9 s)``: the share of the optimum that is lost."""
+    return (optimum_ns - heuristic_ns) / max(abs(optimum_ns), 1)
+
+
+def simple_bound_ns(problem: Problem) -> int:
+    """Return a bound that needs no solver: every task gains what all its ready requests would, for free.
+
+    Gains never fall as requests are added, costs are never negative, and reuse counts for each agent once.
+    """
+    ready: dict[int, list[int]] = {}
+    for k, task in enumerate(problem.waiting_task):
+        ready.setdefault(int(task), []).append(k)
+    usable = np.union1d(problem.waiting_agent, problem.running_agent)
+    gains_ns = sum(joint_gain_ns(problem, task, requests) for task, requests in ready.items())
+    return gains_ns + int(problem.reuse_ns[usable].sum())
+
+
+def _heuristic(event: Event) -> Decision | None:
+    """Return the heuristic's decision if it is feasible and something runs after it."""
+    decision = select(event)
+    runs = decision.admit or len(decision.preempt) < len(event.running)
+    return decision if runs and not violations(event, decision) else None
+
+
+def _ask(  # noqa: PLR0913  the solvers' common inputs
+    solver: str,
+    problem: Problem,
+    limits: Limits,
+    known: Decision | None,
+    *,
+    tie_break: bool,
+    clock: Callable[[], float],
+) -> Answer:
+    """Ask a model for the best state in which something runs."""
+    if not problem.waiting and not problem.running:
+        return Answer(Status.INFEASIBLE)
+    if solver == "brute-force":
+        return brute_force(problem, tie_break=tie_break)
+    if limits.time_s is not None and limits.time_s <= 0:
+        return Answer(Status.UNKNOWN)
+    if solver == "milp":
+        return solve_milp(problem, limits)
+    return solve_cpsat(problem, limits, hint=known, tie_break=tie_break, clock=clock)
+
+
+def _result(problem: Problem, solver: str, answer: Answer, known: Decision | None) -> EventResult:
+    """Return what an answer and the heuristic's decision prove together."""
+    if answer.status is Status.INFEASIBLE:
+        return _empty(problem, solver, known)
+    found: Decision | None = None
+    slack_ns = 0
+    if answer.status in (Status.OPTIMAL, Status.FEASIBLE):
+        slack_ns = tolerance_ns(problem, answer.claimed_ns or 0) if solver == "milp" else 0
+        found = verified(
+            problem, answer.admit, answer.preempt, claimed_ns=answer.claimed_ns, tolerance_ns=slack_ns
+        )
+    if answer.status is Status.OPTIMAL and found is not None:
+        score_ns = found.terms.score_ns
+        if known is not None and known.terms.score_ns > score_ns + slack_ns:
+            raise OracleError(
+                f"{solver} calls {score_ns} ns optimal, a known state has {known.terms.score_ns}"
+            )
+        return EventResult(Status.OPTIMAL, found, score_ns, solver, 0.0, ties_proved=answer.ties_proved)
+    bound_ns = simple_bound_ns(problem)
+    if answer.bound_ns is not None:
+        slack_ns = tolerance_ns(problem, answer.bound_ns) if solver == "milp" else 0
+        bound_ns = min(bound_ns, answer.bound_ns + slack_ns)
+    best = max((one for one in (found, known) if one), key=lambda one: one.terms.score_ns, default=None)
+    if best is None:
+        return EventResult(Status.UNKNOWN, None, bound_ns, solver, 0.0)
+    if best.terms.score_ns > bound_ns:
+        raise OracleError(f"{solver} gives a bound of {bound_ns} ns, a state has {best.terms.score_ns} ns")
+    if best.terms.score_ns == bound_ns:
+        return EventResult(Status.OPTIMAL, best, bound_ns, solver, 0.0)
+    return EventResult(Status.FEASIBLE, best, bound_ns, solver, 0.0)
+
+
+def _empty(problem: Problem, solver: str, known: Decision | None) -> EventResult:
+    """Return the last resort, where it is proved that nothing can run."""
+    if known is not None:
+        raise OracleError(f"{solver} calls an event infeasible for which a decision is known")
+    everyone = range(len(problem.running))
+    cap = problem.event.params.K
+    if cap and len(everyone) > cap:
+        return EventResult(Status.INFEASIBLE, None, None, solver, 0.0)
+    decision = verified(problem, (), everyone)
+    score_ns = decision.terms.score_ns
+    return EventResult(Status.OPTIMAL, decision, score_ns, solver, 0.0, ties_proved=True)

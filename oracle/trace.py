@@ -1,0 +1,157 @@
+"""Lower bounds on the mean JCT that any schedule of a trace can have, and which one is best.
+
+*Any schedule*: one that knows the whole trace, holds requests back, preempts, and moves prefixes as it
+likes, on the engine of :mod:`topas.sim` with the given profile. Each bound is proved in its module's
+docstring and in docs/optimality.md, and is refused where the proof does not cover an option of the profile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from oracle.bounds.critical_path import critical_path_s
+from oracle.bounds.single_machine import gpu_time_s, kv_time_s
+from oracle.bounds.work import Work, longest_step_s, most_running, quick_tokens, work_of
+from oracle.models.trace_lp import TraceProgram, groups_of
+from oracle.trace_optimum import TraceOptimum, solve_trace
+from topas.errors import InputError
+from topas.profile import Profile
+from topas.sim import refuse_unservable, simulate
+from topas.trace import Trace
+
+COLUMNS_PER_S = 600
+"""How large a program may be for each second of the time limit: HiGHS solves about as many, and more."""
+SMALL_COLUMNS = 1500
+"""Up to this size the mixed-integer version is tried too."""
+LADDER = ((1, 3), (1, 2), (2, 2), (1, 1), (4, 2), (2, 1), (8, 2), (4, 1), (16, 2), (8, 1), (32, 2))
+"""(jobs taken as one, slots a usual service) of the program by task, best first."""
+WINDOW = 2.0
+"""The window of a job in mean JCTs of a good simple policy: what a program holds of its life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A proved lower bound on the mean JCT; ``status`` says how its solver ended."""
+
+    name: str
+    mean_jct_s: float
+    status: str
+    solve_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBounds:
+    """All bounds of a trace; ``refused`` are (name, reason) of those that do not apply.
+
+    ``optimum`` is what the exact model of the whole trace found, on engines that have one.
+    """
+
+    bounds: tuple[Bound, ...]
+    refused: tuple[tuple[str, str], ...]
+    optimum: TraceOptimum | None = None
+
+    @property
+    def best(self) -> Bound:
+        """Return the highest bound (the first of equals)."""
+        return max(self.bounds, key=lambda bound: bound.mean_jct_s)
+
+
+def lower_bounds(
+    trace: Trace,
+    profile: Profile,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> TraceBounds:
+    """Return lower bounds on the mean JCT of any schedule.
+
+    The time limit decides how fine the programs are, and ends each after its share; what a program has
+    proved by then counts.
+
+    Raises
+    ------
+    InputError
+        if a request can never fit the profile's KV budget, or the solver is not installed.
+    """
+    refuse_unservable(trace, profile)
+    work = work_of(trace, profile)
+    found: list[Bound] = []
+    refused: list[tuple[str, str]] = []
+
+    def note(name: str, prove: Callable[[], tuple[float, str]]) -> None:
+        begin = clock()
+        value, status = prove()
+        found.append(Bound(name, value, status, clock() - begin))
+
+    note("critical-path", lambda: (critical_path_s(work), "exact"))
+    note("gpu-time", lambda: (gpu_time_s(work), "exact"))
+    note("kv-time", lambda: (kv_time_s(work), "exact"))
+    reason = _uncovered(trace, work)
+    if reason:
+        refused += [(name, reason) for name in ("slot-lp", "slot-lp-by-task", "slot-mip")]
+    else:
+        window_s = WINDOW * _usual_jct_s(trace, profile)
+        for name, program, share in _programs(work, window_s, COLUMNS_PER_S * time_limit_s):
+            if program is None:
+                refused.append((name, "too large for the time limit"))
+            else:
+                note(name, partial(program.bound, time_limit_s=share * time_limit_s, seed=seed))
+    try:
+        optimum = solve_trace(trace, profile, time_limit_s=time_limit_s, seed=seed, clock=clock)
+    except InputError as error:
+        refused.append(("cp-sat", error.expected))
+        return TraceBounds(tuple(found), tuple(refused))
+    found.append(Bound("cp-sat", optimum.bound_s, optimum.status, optimum.solve_s))
+    return TraceBounds(tuple(found), tuple(refused), optimum)
+
+
+def _programs(
+    work: Work, window_s: float, columns: float
+) -> Iterator[tuple[str, TraceProgram | None, float]]:
+    """Yield name, program and share of the time limit of each program that is small enough."""
+    usual_s = median(unit.least_s for unit in work.units if unit.steps)
+
+    def program(size: int, slots: int, *, integer: bool = False) -> TraceProgram:
+        # A hair under the quotient, so that a service is a whole number of slots in spite of rounding.
+        slot_s = usual_s / slots * (1 - 1e-9)
+        groups = groups_of(work.jobs, size)
+        return TraceProgram(work, groups, slot_s=slot_s, window_s=window_s, integer=integer)
+
+    whole = program(len(work.jobs), 2)
+    yield "slot-lp", whole if whole.program.columns <= columns else None, 0.3
+    for size, slots in LADDER:
+        found = program(size, slots)
+        if found.program.columns <= columns:
+            yield "slot-lp-by-task", found, 1.0
+            if found.program.columns <= SMALL_COLUMNS:
+                yield "slot-mip", program(size, slots, integer=True), 0.5
+            else:
+                yield "slot-mip", None, 0.0
+            return
+    yield "slot-lp-by-task", None, 0.0
+    yield "slot-mip", None, 0.0
+
+
+def _uncovered(trace: Trace, work: Work) -> str | None:
+    """Return why the programs do not cover the profile, or None."""
+    profile = work.profile
+    if profile.decode_base_s <= 0:
+        return "needs a decode step to take time (decode_base_s above 0)"
+    if not any(unit.steps for unit in work.units):
+        return "needs requests that decode"
+    step_s = longest_step_s(profile, most_running(work))
+    again = [quick_tokens(spec, profile) for task in trace.tasks for r in task.rounds for spec in r]
+    if any(token_s is not None and token_s < step_s for token_s in again):
+        return f"redo={profile.redo}: a preempted request may gain a token by a prefill shorter than a step"
+    return None
+
+
+def _usual_jct_s(trace: Trace, profile: Profile) -> float:
+    return min(
+        float(simulate(trace, policy, profile).metrics["mean_jct_s"]) for policy in ("lpm", "spf", "fcfs")
+    )
