@@ -38,7 +38,7 @@ HOT, COLD = 4e-4, 3e-6
 ROUNDS = ((8, 0.2), (3, 0.3), (1, 1.0))
 """How many solutions are annealed in a round, and the share of what is left of the budget it may use."""
 COHORT_SHARE = 0.2
-"""Of what is left after the policies, for cohorts of all modes together."""
+"""Of the whole budget, for cohorts of all modes together."""
 COHORT_STARTS = 3
 COHORT_TRIES = 3000
 """Tried from each start of each mode, at most."""
@@ -91,7 +91,7 @@ def improve(  # noqa: PLR0913  the search's independent inputs
 
     Parameters
     ----------
-    seconds, max_evaluations : the budget; at least one must be given. The first start is tried in any case.
+    seconds, max_evaluations : the budget; at least one must be given. One policy is tried in any case.
     starts : policies to begin with; all that are registered by default.
     params : parameters of those policies.
 
@@ -106,8 +106,8 @@ def improve(  # noqa: PLR0913  the search's independent inputs
     search = _Search(trace, profile, seed, progress)
     search.prepare()
     budget = Budget(clock() + seconds, -1 if max_evaluations is None else max_evaluations, clock)
-    search.try_policies(policy_names() if starts is None else starts, params, budget)
     search.try_cohorts(budget)
+    search.try_policies(policy_names() if starts is None else starts, params, budget)
     if profile.admission == "full":
         search.anneal(budget)
     return search.best(budget.used)

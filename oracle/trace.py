@@ -23,12 +23,23 @@ from topas.profile import Profile
 from topas.sim import refuse_unservable, simulate
 from topas.trace import Trace
 
-COLUMNS_PER_S = 600
-"""How large a program may be for each second of the time limit: HiGHS solves about as many, and more."""
-SMALL_COLUMNS = 1500
+SMALL_ROWS = 4000
 """Up to this size the mixed-integer version is tried too."""
-LADDER = ((1, 3), (1, 2), (2, 2), (1, 1), (4, 2), (2, 1), (8, 2), (4, 1), (16, 2), (8, 1), (32, 2))
-"""(jobs taken as one, slots a usual service) of the program by task, best first."""
+LADDER = (
+    (1, 3, False),
+    (1, 2, False),
+    (1, 2, True),
+    (2, 2, False),
+    (1, 1, False),
+    (1, 1, True),
+    (4, 2, False),
+    (4, 2, True),
+    (8, 2, True),
+    (16, 2, True),
+    (32, 2, True),
+    (64, 2, True),
+)
+"""(jobs taken as one, slots a usual service, tokens pooled) of the program by task, best first."""
 WINDOW = 2.0
 """The window of a job in mean JCTs of a good simple policy: what a program holds of its life."""
 
@@ -96,7 +107,7 @@ def lower_bounds(
         refused += [(name, reason) for name in ("slot-lp", "slot-lp-by-task", "slot-mip")]
     else:
         window_s = WINDOW * _usual_jct_s(trace, profile)
-        for name, program, share in _programs(work, window_s, COLUMNS_PER_S * time_limit_s):
+        for name, program, share in _programs(work, window_s, most_rows(time_limit_s)):
             if program is None:
                 refused.append((name, "too large for the time limit"))
             else:
@@ -110,28 +121,31 @@ def lower_bounds(
     return TraceBounds(tuple(found), tuple(refused), optimum)
 
 
-def _programs(
-    work: Work, window_s: float, columns: float
-) -> Iterator[tuple[str, TraceProgram | None, float]]:
+def most_rows(time_limit_s: float) -> float:
+    """Return how large a program may be: HiGHS takes about ``0.02 (rows / 1000)^1.7`` s, half the limit."""
+    return float(1000.0 * (25.0 * time_limit_s) ** (1 / 1.7))
+
+
+def _programs(work: Work, window_s: float, rows: float) -> Iterator[tuple[str, TraceProgram | None, float]]:
     """Yield name, program and share of the time limit of each program that is small enough."""
     usual_s = median(unit.least_s for unit in work.units if unit.steps)
 
-    def program(size: int, slots: int, *, integer: bool = False) -> TraceProgram:
+    def program(size: int, slots: int, *, pooled: bool, integer: bool = False) -> TraceProgram:
         # A hair under the quotient, so that a service is a whole number of slots in spite of rounding.
         slot_s = usual_s / slots * (1 - 1e-9)
         groups = groups_of(work.jobs, size)
-        return TraceProgram(work, groups, slot_s=slot_s, window_s=window_s, integer=integer)
+        return TraceProgram(
+            work, groups, slot_s=slot_s, window_s=window_s, integer=integer, pooled=pooled and work.whole
+        )
 
-    whole = program(len(work.jobs), 2)
-    yield "slot-lp", whole if whole.program.columns <= columns else None, 0.3
-    for size, slots in LADDER:
-        found = program(size, slots)
-        if found.program.columns <= columns:
+    whole = program(len(work.jobs), 2, pooled=False)
+    yield "slot-lp", whole if whole.program.rows <= rows else None, 0.3
+    for size, slots, pooled in LADDER:
+        found = program(size, slots, pooled=pooled)
+        if found.program.rows <= rows:
             yield "slot-lp-by-task", found, 1.0
-            if found.program.columns <= SMALL_COLUMNS:
-                yield "slot-mip", program(size, slots, integer=True), 0.5
-            else:
-                yield "slot-mip", None, 0.0
+            small = found.program.rows <= SMALL_ROWS
+            yield "slot-mip", program(size, slots, pooled=pooled, integer=True) if small else None, 0.5
             return
     yield "slot-lp-by-task", None, 0.0
     yield "slot-mip", None, 0.0

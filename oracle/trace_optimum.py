@@ -69,9 +69,8 @@ def family(trace: Trace, profile: Profile) -> Family:
     if constant and free_prefill and profile.admission == "full":
         return Family.PARALLEL
     raise InputError(
-        "the optimum of a trace needs requests that take a constant time: max_running = 1; or no time to "
-        "decode, no base of prefills and no host copies; or prefills without cost, decode steps that do not "
-        "depend on the batch and full admission",
+        "the optimum of a trace needs an engine on which a request takes a constant time "
+        "(docs/optimality.md says which do)",
         source=profile.name,
     )
 

@@ -31,6 +31,7 @@ from oracle.columns import Column, Gains, columns_of, is_listed, kinds_of, ready
 from oracle.cuts import Cut, cut_at, first_cuts
 from oracle.extra import solver_module
 from oracle.models.answer import Answer, Limits
+from oracle.models.cpsat import new_solver
 from oracle.result import Status
 from topas.decision import Decision
 from topas.errors import InputError
@@ -107,7 +108,7 @@ def solve_cpsat(
 
     def solver() -> Any:  # noqa: ANN401  ortools gives no types
         left_s = None if limits.time_s is None else limits.time_s - (clock() - started)
-        found = _solver(cp_model, limits, left_s)
+        found = _solver(limits, left_s)
         # Gains under cuts are integers of many values, along which the search would creep up by single ns.
         found.parameters.use_objective_lb_search = bool(model.free)
         return found
@@ -305,19 +306,10 @@ def _hint_solution(model: _Model) -> None:
 # ----------------------------------------------------------------------------------------------- solving
 
 
-def _solver(cp_model: Any, limits: Limits, left_s: float | None) -> Any:  # noqa: ANN401  no types
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.num_workers = limits.workers
-    parameters.catch_sigint_signal = False  # Ctrl-C is Python's: the solver would swallow it
-    parameters.random_seed = limits.seed
-    parameters.linearization_level = 2  # the relaxation is what proves; the default leaves half of it out
-    # OR-Tools 9.15 proves wrong optima with this step of its presolve (its issue 5293; a test has an event).
-    parameters.presolve_inclusion_work_limit = 0
-    if left_s is not None:
-        parameters.max_time_in_seconds = max(left_s, 0.0)
-    if limits.work is not None:
-        parameters.max_deterministic_time = limits.work
+def _solver(limits: Limits, left_s: float | None) -> Any:  # noqa: ANN401  no types
+    solver = new_solver(time_s=left_s, seed=limits.seed, workers=limits.workers, work=limits.work)
+    # The relaxation is what proves; the default leaves half of it out.
+    solver.parameters.linearization_level = 2
     return solver
 
 

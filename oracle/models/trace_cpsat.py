@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from oracle.extra import solver_module
+from oracle.models.cpsat import new_solver
 from topas.profile import Profile
 from topas.trace import Round, Trace
 from topas.units import NS_PER_S
@@ -348,10 +349,7 @@ def solve(base: _Model, *, time_limit_s: float, seed: int, workers: int, hint: S
     """Solve a model; ``hint`` are start times to try first."""
     for start, value in zip(base.starts, hint, strict=False):
         base.model.add_hint(start, value)
-    solver = base.cp.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers
+    solver = new_solver(time_s=time_limit_s, seed=seed, workers=workers)
     status = solver.solve(base.model)
     found = status in {base.cp.OPTIMAL, base.cp.FEASIBLE}
     starts = tuple(solver.value(start) for start in base.starts) if found else ()

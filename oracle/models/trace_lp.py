@@ -30,12 +30,16 @@ time it decodes ``w``, other time ``o``, the presence in both ``n_w``, ``n_o``, 
   concave function of n, replaced by tangents and the chord from 0 to 1;
 - residency: agent a's prefix is in use a share ``z_a`` of the slot, split by level; ``z_a >= x`` of each of
   its requests (the strong links), ``sum of prefix * z_a <= Z_high * time`` in each level;
-- the prefix of each agent must be computed once before the first completion of its requests.
+- a prefill ends at least the request's decode steps before its completion, and the prefix of each agent
+  must have been computed once by then;
+- KV grows by a token a step: of a request's last step on, ``per_kv * steps (steps - 1) / 2`` of decode time
+  have gone into that. They are counted as other time, so that ``t_1`` may leave them out.
 
 The objective is the sum of completion times, ``integral of (1 - C)``, over the window of each job: what is
 not complete at its end counts up to it. Nothing forces completion, so windows make the bound no higher than
 it is. Consecutive jobs of one shape may be taken as one of multiplicity m, with the least length of each
-unit over them: S and C are then sums over them.
+unit over them: S and C are then sums over them. To make a program smaller, tokens may be pooled: no ``G``,
+but ``sum of steps * C`` of all units is at most the tokens of all slots so far.
 
 The mixed-integer version adds 0/1 variables: is a's prefix in use at the instant between two slots. If all
 services of a are longer than a slot it is in use inside a slot only if at one of its ends.
@@ -105,6 +109,7 @@ class Engine:
     agent_presence: IntArray
     decoded: IntArray
     prefilled: IntArray
+    grown: IntArray
 
 
 def groups_of(jobs: Sequence[Job], size: int) -> list[Group]:
@@ -170,8 +175,15 @@ def _most_beside(work: Work, tokens: float, least: int) -> float:
 class TraceProgram:
     """The program of a trace; build it, then :meth:`bound`."""
 
-    def __init__(
-        self, work: Work, groups: Sequence[Group], *, slot_s: float, window_s: float, integer: bool = False
+    def __init__(  # noqa: PLR0913  what a program depends on
+        self,
+        work: Work,
+        groups: Sequence[Group],
+        *,
+        slot_s: float,
+        window_s: float,
+        integer: bool = False,
+        pooled: bool = False,
     ) -> None:
         self.work, self.groups, self.slot_s = work, groups, slot_s
         self.program = LinearProgram()
@@ -179,6 +191,7 @@ class TraceProgram:
         last_s = max(float(group.arrivals_s[-1]) for group in groups)
         self.slots = int((last_s + window_s) // slot_s) + 1
         self.window_s = window_s
+        self.pooled = pooled
         self.engine = self._add_engine()
         self.constant_s = 0.0
         columns = [self._add_group(group) for group in groups]
@@ -206,14 +219,20 @@ class TraceProgram:
         in_decode, in_other = variables(most * slot_s), variables(most * slot_s)
         steps, tokens = variables(fastest), variables(most * fastest)
         prefill, compute = p.variables(slots, high=slot_s), p.variables(slots, high=slot_s)
+        growth = p.variables(slots, high=slot_s)
         resident = p.variables(agents, slots, high=1.0)
         time = p.empty(slots, low=slot_s, high=slot_s)
         memory, presence = p.empty(slots, high=0.0), p.empty(slots, low=0.0, high=0.0)
         decoded = p.empty(slots, high=0.0)
-        room = p.constrain((1.0, prefill), (1.0, compute), high=0.0)
+        if self.pooled:
+            ahead = p.variables(slots, high=float(sum(unit.steps for unit in work.units)))
+            p.add(decoded, ahead, 1.0)
+            p.add(decoded[1:], ahead[:-1], -1.0)
+        room = p.constrain((1.0, prefill), (1.0, compute), (1.0, growth), high=0.0)
         # A prefill has at least its own request in the engine, hence a prefix. (The one that computed a
         # prefix may have been of a run that does not count.)
-        alone, with_prefix = p.constrain((-1.0, prefill), low=0.0), p.constrain((1.0, prefill), high=0.0)
+        alone = p.constrain((-1.0, prefill), (-1.0, growth), low=0.0)
+        with_prefix = p.constrain((1.0, prefill), (1.0, growth), high=0.0)
         for k, level in enumerate(levels):
             for columns in (decode[k], other[k]):
                 p.add(time, columns, 1.0)
@@ -234,13 +253,13 @@ class TraceProgram:
                 p.constrain((1.0, tokens[k]), (-at_rest, decode[k]), (-slope, in_decode[k]), high=0.0)
         agent_presence = self._add_residency((decode, other), (in_decode, in_other), resident, most)
         computed = p.variables(agents, slots, high=1.0)
-        prefilled, loaded = self._ahead(prefill), self._ahead(compute)
+        prefilled, loaded, grown = self._ahead(prefill), self._ahead(compute), self._ahead(growth)
         for a, prefix in enumerate(work.prefix):
             compute_s = float(prefix) * profile.prefill_s_per_token
             p.constrain((1.0, computed[a, 1:]), (-1.0, computed[a, :-1]), low=0.0)
             p.add(loaded, computed[a], compute_s)
             p.add(loaded[1:], computed[a, :-1], -compute_s)
-        return Engine(steps, resident, computed, memory, presence, agent_presence, decoded, prefilled)
+        return Engine(steps, resident, computed, memory, presence, agent_presence, decoded, prefilled, grown)
 
     def _ahead(self, done: IntArray) -> IntArray:
         """Return rows that take up what consumes ``done``: what is done may be consumed later, not sooner."""
@@ -295,7 +314,7 @@ class TraceProgram:
         columns: list[UnitColumns] = []
         for k, unit in enumerate(job.units):
             columns.append(self._add_unit(group, unit, (times.start_s[k], times.end_s[k]), stop, columns))
-        for path in _paths(job):
+        for path in [] if self.pooled else _paths(job):
             self._add_path(columns, path, len(group.arrivals_s))
         done = self.program.variables(stop, high=_shares(group, times.job_s, 0, stop, slot_s))
         self._wait_for(done, 0, job, job.ends, columns)
@@ -317,7 +336,7 @@ class TraceProgram:
         size = stop - first
         start = p.variables(size, high=_shares(group, times_s[0], first, stop, slot_s))
         end = p.variables(size, high=_shares(group, times_s[1], first, stop, slot_s))
-        tokens = p.variables(size, high=count * unit.steps)
+        tokens = p.variables(0 if self.pooled else size, high=count * unit.steps)
         for rising in (start, end, tokens):
             p.constrain((1.0, rising[1:]), (-1.0, rising[:-1]), low=0.0)
         self._separate(start, end, unit.least_s, count)
@@ -333,9 +352,15 @@ class TraceProgram:
             inside = p.variables(size, high=count)
             p.constrain((1.0, inside), (-1.0, start), (1.0, end), high=0.0)
             presence = [(1.0, inside)]
-        grows = p.constrain((1.0, tokens), *[(-fastest * sign, x) for sign, x in presence], high=0.0)
-        p.add(grows[1:], tokens[:-1], -1.0)
-        p.constrain((1.0, tokens), (-float(unit.steps), end), low=0.0)
+        if self.pooled:
+            p.add(engine.decoded[here], end, float(unit.steps))
+            p.add(engine.decoded[here[1:]], end[:-1], -float(unit.steps))
+        else:
+            grows = p.constrain((1.0, tokens), *[(-fastest * sign, x) for sign, x in presence], high=0.0)
+            p.add(grows[1:], tokens[:-1], -1.0)
+            p.constrain((1.0, tokens), (-float(unit.steps), end), low=0.0)
+            p.add(engine.decoded[here], tokens, 1.0)
+            p.add(engine.decoded[here[1:]], tokens[:-1], -1.0)
         link = p.constrain((count, engine.resident[unit.agent, here]), low=0.0)
         for sign, x in presence:
             p.add(link, x, -sign)
@@ -343,12 +368,17 @@ class TraceProgram:
             p.add(engine.presence[here], x, -sign * slot_s)
             if len(engine.agent_presence):
                 p.add(engine.agent_presence[unit.agent, here], x, -sign * slot_s)
-        p.constrain((count, engine.computed[unit.agent, here]), (-1.0, end), low=0.0)
-        p.add(engine.decoded[here], tokens, 1.0)
-        p.add(engine.decoded[here[1:]], tokens[:-1], -1.0)
-        prefill_s = unit.prefill_s - profile.prefill_base_s
-        p.add(engine.prefilled[here], end, prefill_s)
-        p.add(engine.prefilled[here[1:]], end[:-1], -prefill_s)
+        growth_s = profile.decode_s_per_kv_token * unit.steps * (unit.steps - 1) / 2
+        p.add(engine.grown[here], end, growth_s)
+        p.add(engine.grown[here[1:]], end[:-1], -growth_s)
+        # Prefill, and the prefix before it, end at least the decode steps before the completion.
+        ahead = int(unit.decode_s // slot_s)
+        if ahead < size:
+            then, over = here[: size - ahead], end[ahead:]
+            prefill_s = unit.prefill_s - profile.prefill_base_s
+            p.constrain((count, engine.computed[unit.agent, then]), (-1.0, over), low=0.0)
+            p.add(engine.prefilled[then], over, prefill_s)
+            p.add(engine.prefilled[then[1:]], over[:-1], -prefill_s)
         return UnitColumns(first, start, end, tokens)
 
     def _separate(self, start: IntArray, end: IntArray, least_s: float, count: float) -> None:
