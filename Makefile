@@ -6,7 +6,8 @@ OUT ?= out
 READY := $(VENV)/.ready
 
 # numba does not see that a compiled function called from another file has changed.
-KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py
+KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py \
+	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py
 FRESH := $(VENV)/.kernels
 
 .PHONY: demo test lint format bench figures optimality fit-table-1 clean
@@ -18,7 +19,7 @@ $(READY): pyproject.toml
 	touch $@
 
 $(FRESH): $(READY) $(KERNELS)
-	rm -f topas/__pycache__/*.nb? topas/online/__pycache__/*.nb?
+	rm -f $(addsuffix __pycache__/*.nb?,$(sort $(dir $(KERNELS))))
 	touch $@
 
 demo: $(FRESH)

@@ -121,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=cpu_count(), metavar="N")
     parser.add_argument("--events", type=int, default=EVENTS, metavar="N", help="events a workload and load")
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds an event")
-    parser.add_argument("--bound-time", type=float, default=300.0, metavar="S", help="seconds for bounds")
-    parser.add_argument("--improve", type=float, default=300.0, metavar="S", help="seconds a trace; 0: none")
+    parser.add_argument("--bound-time", type=float, default=240.0, metavar="S", help="seconds for bounds")
+    parser.add_argument("--improve", type=float, default=120.0, metavar="S", help="seconds a trace; 0: none")
     args = parser.parse_args(argv)
     workloads = [name for name in (*SYNTHETIC, *METAGPT) if not args.only or name in args.only]
     if not workloads or len(workloads) < len(args.only) or args.events < 1:

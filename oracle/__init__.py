@@ -1,1 +1,1 @@
-"""Exact optima and bounds. Empty as yet: its place in the direction of imports is already checked."""
+"""Exact optima of events and traces, lower bounds on any schedule, and the best schedules known."""

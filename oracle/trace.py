@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
+from oracle.bounds.batches import batch_bound_s
 from oracle.bounds.critical_path import critical_path_s
 from oracle.bounds.single_machine import gpu_time_s, kv_time_s
-from oracle.bounds.work import Work, longest_step_s, most_running, quick_tokens, work_of
+from oracle.bounds.work import Work, longest_step_s, most_running, work_of
 from oracle.models.trace_lp import TraceProgram, groups_of
 from oracle.trace_optimum import TraceOptimum, solve_trace
 from topas.errors import InputError
@@ -38,6 +39,8 @@ LADDER = (
     (16, 2, True),
     (32, 2, True),
     (64, 2, True),
+    (16, 1, True),
+    (64, 1, True),
 )
 """(jobs taken as one, slots a usual service, tokens pooled) of the program by task, best first."""
 WINDOW = 2.0
@@ -102,7 +105,13 @@ def lower_bounds(
     note("critical-path", lambda: (critical_path_s(work), "exact"))
     note("gpu-time", lambda: (gpu_time_s(work), "exact"))
     note("kv-time", lambda: (kv_time_s(work), "exact"))
-    reason = _uncovered(trace, work)
+    begin = clock()
+    batched = batch_bound_s(work, time_limit_s=time_limit_s)
+    if isinstance(batched, str):
+        refused.append(("batches", batched))
+    else:
+        found.append(Bound("batches", *batched, clock() - begin))
+    reason = _uncovered(work)
     if reason:
         refused += [(name, reason) for name in ("slot-lp", "slot-lp-by-task", "slot-mip")]
     else:
@@ -151,7 +160,7 @@ def _programs(work: Work, window_s: float, rows: float) -> Iterator[tuple[str, T
     yield "slot-mip", None, 0.0
 
 
-def _uncovered(trace: Trace, work: Work) -> str | None:
+def _uncovered(work: Work) -> str | None:
     """Return why the programs do not cover the profile, or None."""
     profile = work.profile
     if profile.decode_base_s <= 0:
@@ -159,8 +168,7 @@ def _uncovered(trace: Trace, work: Work) -> str | None:
     if not any(unit.steps for unit in work.units):
         return "needs requests that decode"
     step_s = longest_step_s(profile, most_running(work))
-    again = [quick_tokens(spec, profile) for task in trace.tasks for r in task.rounds for spec in r]
-    if any(token_s is not None and token_s < step_s for token_s in again):
+    if any(profile.prefill_base_s + unit.again_s < step_s for unit in work.units):
         return f"redo={profile.redo}: a preempted request may gain a token by a prefill shorter than a step"
     return None
 

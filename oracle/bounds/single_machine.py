@@ -4,8 +4,9 @@ Give every request a credit such that the credits of the requests in the engine 
 elapsed time. Then any schedule is one of a single machine that may split jobs, on which "shortest
 remaining processing time first" minimises the sum of completion times (Schrage 1968).
 
-GPU time. A prefill counts in full. A decode step with n requests over k tokens of KV takes
-``base + n per_seq + k per_kv``; it credits each of its n requests with
+GPU time. A prefill counts by its tokens; so does a further one of the same request, which yields a token
+(:attr:`Unit.again_s`, where that is less than a token's share of a decode step). A decode step with n
+requests over k tokens of KV takes ``base + n per_seq + k per_kv``; it credits each of its n requests with
 ``per_seq + per_kv * context + (base + per_kv * shortest prefix) / n_max``, n_max the most that fit, so
 at most the step itself.
 
@@ -59,8 +60,7 @@ def gpu_time_s(work: Work) -> float:
 
     def credit(unit: Unit) -> float:
         per_token = profile.decode_s_per_seq + profile.decode_s_per_kv_token * unit.context_tokens + base_s
-        # A token that another prefill can yield sooner counts as that (see Unit.decode_s).
-        return unit.prefill_s - profile.prefill_base_s + min(unit.steps * per_token, unit.decode_s)
+        return unit.prefill_s - profile.prefill_base_s + unit.steps * min(per_token, unit.again_s)
 
     return _best_tail(work, credit)
 

@@ -11,12 +11,16 @@ schedule does,
 
 With ``redo`` = ``decode`` a preempted request starts anew. What counts here is its last, whole run: the
 earlier ones only take time and memory, and leaving them out of the account makes no bound too high. With
-the other two modes a request may be run in pieces, and each further prefill yields a token as well; where
-that could be faster than a decode step (:func:`quick_tokens`), the time per token is lowered to it.
+the other two modes a request may be run in pieces, and each further prefill yields a token as well: where
+that is sooner than the decode step for the same token, it counts instead, token by token, for the steps grow
+longer with the KV. A further prefill computes its tokens after ``prefill_base_s``, which others of its batch
+share.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +34,9 @@ from topas.trace import Round, Trace
 class Unit:
     """One request of a job; ``after`` are (unit of the job, wait in seconds behind its completion).
 
-    ``least_s`` is the shortest time from admission to completion, of which ``decode_s`` in decode steps;
-    ``context_tokens`` are in use from the first decode step on, besides the prefix.
+    ``least_s`` is the shortest time from admission to completion, of which ``decode_s`` behind the prefill;
+    ``context_tokens`` are in use from the first decode step on, besides the prefix. ``again_s`` is the time
+    of a further prefill, which yields a token too, without ``prefill_base_s``; infinite where it starts anew.
     """
 
     agent: int
@@ -41,11 +46,26 @@ class Unit:
     decode_s: float
     need_tokens: int
     context_tokens: int
+    again_s: float
 
     @property
     def least_s(self) -> float:
         """Return the shortest time in the engine."""
         return self.prefill_s + self.decode_s
+
+
+def smallest(units: Sequence[Unit]) -> Unit:
+    """Return a unit that asks no more of anything than any of these, which wait for the same units."""
+    return Unit(
+        units[0].agent,
+        units[0].after,
+        min(unit.prefill_s for unit in units),
+        min(unit.steps for unit in units),
+        min(unit.decode_s for unit in units),
+        min(unit.need_tokens for unit in units),
+        min(unit.context_tokens for unit in units),
+        min(unit.again_s for unit in units),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +121,35 @@ def _unit(
     context = spec.input_tokens + 1
     per_kv = profile.decode_s_per_kv_token
     step_s = profile.decode_base_s + profile.decode_s_per_seq + per_kv * (prefix + context)
-    decode_s = steps * step_s + per_kv * steps * (steps - 1) / 2
-    quick_s = quick_tokens(spec, profile)
-    if quick_s is not None:
-        decode_s = min(decode_s, steps * quick_s)
+    again_s = _again_s(spec, profile)
     new = max(spec.input_tokens - spec.reused_tokens, 1)
     return Unit(
         agent=agent,
         after=after,
         prefill_s=profile.prefill_base_s + new * profile.prefill_s_per_token,
         steps=steps,
-        decode_s=decode_s,
+        decode_s=_sooner_s(steps, step_s, per_kv, profile.prefill_base_s + again_s),
         need_tokens=spec.reserve_tokens if profile.admission == "full" else context,
         context_tokens=context,
+        again_s=again_s,
     )
 
 
-def quick_tokens(spec: Round, profile: Profile) -> float | None:
-    """Return the least time of a further prefill of this request, which yields a token; None if it has none.
-
-    With ``redo`` = ``decode`` a further prefill starts the request anew.
-    """
+def _again_s(spec: Round, profile: Profile) -> float:
+    """Return the least time of a further prefill of this request, without its base: see :class:`Unit`."""
     if profile.redo == "decode":
-        return None
+        return math.inf
     kept = spec.input_tokens if profile.redo == "keep" else spec.reused_tokens
-    new = max(spec.input_tokens - kept, 0) + 1
-    return profile.prefill_base_s + new * profile.prefill_s_per_token
+    return (max(spec.input_tokens - kept, 0) + 1) * profile.prefill_s_per_token
+
+
+def _sooner_s(steps: int, step_s: float, growth_s: float, prefill_s: float) -> float:
+    """Return the sum over j < steps of ``min(step_s + j growth_s, prefill_s)``."""
+    decoded = steps
+    if step_s + (steps - 1) * growth_s > prefill_s:
+        decoded = 0 if step_s > prefill_s else min(int((prefill_s - step_s) // growth_s) + 1, steps)
+    prefilled_s = (steps - decoded) * prefill_s if decoded < steps else 0.0
+    return decoded * step_s + growth_s * decoded * (decoded - 1) / 2 + prefilled_s
 
 
 def longest_step_s(profile: Profile, most: int) -> float:

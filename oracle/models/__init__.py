@@ -1,1 +1,1 @@
-"""Exact models of one event and of a whole trace. Empty as yet."""
+"""The models that solvers are given: CP-SAT, HiGHS directly, and HiGHS by way of PuLP."""

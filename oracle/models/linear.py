@@ -7,7 +7,8 @@ A program is ``min c x`` subject to ``row_low <= A x <= row_high`` and ``low <= 
 
 is a lower bound on its optimum (weak duality). It is computed here from the prices that the solver
 returns, so neither its tolerances nor an early stop make a bound wrong; only rounding of doubles does,
-for which :data:`MARGIN` is taken off.
+for which :data:`MARGIN` and :data:`ROUNDING` are taken off. With integer variables the solver's own bound
+counts, less MARGIN; if it has none yet, that of the prices.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from topas.residual import FloatArray, IntArray
 
 MARGIN = 1e-7
 """Share of the sum of absolute terms that is taken off a bound for rounding."""
+ROUNDING = 1e-13
+"""Share of the absolute terms of each ``d_j`` that is taken off, times the largest ``x_j``."""
 
 Values = float | FloatArray
 
@@ -139,13 +142,15 @@ class LinearProgram:
         finished = status == highspy.HighsModelStatus.kOptimal
         if self._integer:
             found = float(solver.getInfo().mip_dual_bound)
-            return LinearAnswer(found - MARGIN * abs(found), name, finished)
+            if np.isfinite(found):
+                return LinearAnswer(found - MARGIN * abs(found), name, finished)
+        # An early stop may leave prices that are worse than none.
+        tried = [np.zeros(self.rows)]
         prices = np.asarray(solver.getSolution().row_dual, dtype=np.float64)
-        if prices.shape != (self.rows,) or not np.isfinite(prices).all():
-            prices = np.zeros(self.rows)
-        return LinearAnswer(
-            dual_bound(matrix, cost, (low, high), (row_low, row_high), prices), name, finished
-        )
+        if prices.shape == (self.rows,) and np.isfinite(prices).all():
+            tried.append(prices)
+        bounds = [dual_bound(matrix, cost, (low, high), (row_low, row_high), each) for each in tried]
+        return LinearAnswer(max(bounds), name, finished)
 
 
 def dual_bound(
@@ -155,7 +160,7 @@ def dual_bound(
     row_limits: tuple[FloatArray, FloatArray],
     prices: FloatArray,
 ) -> float:
-    """Return the bound of weak duality for any prices, less :data:`MARGIN` for rounding.
+    """Return the bound of weak duality for any prices, less what rounding may have added.
 
     Prices of the wrong sign (toward a limit that is infinite) are set to zero first.
     """
@@ -165,4 +170,6 @@ def dual_bound(
     limit = np.where(prices > 0, row_low, np.where(prices < 0, row_high, 0.0))
     reduced = cost - matrix.T @ prices
     parts = np.concatenate([prices * limit, np.minimum(reduced * limits[0], reduced * limits[1])])
-    return float(parts.sum() - MARGIN * np.abs(parts).sum())
+    widest = np.maximum(np.abs(limits[0]), np.abs(limits[1]))
+    terms = (np.abs(cost) + abs(matrix).T @ np.abs(prices)) @ widest
+    return float(parts.sum() - MARGIN * np.abs(parts).sum() - ROUNDING * terms)

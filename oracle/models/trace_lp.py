@@ -53,8 +53,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from oracle.bounds.batches import alone_s
 from oracle.bounds.critical_path import at_once, earliest
-from oracle.bounds.work import Job, Unit, Work, most_running
+from oracle.bounds.work import Job, Unit, Work, most_running, smallest
 from oracle.models.linear import LinearProgram
 from topas.residual import FloatArray, IntArray
 
@@ -127,22 +128,10 @@ def groups_of(jobs: Sequence[Job], size: int) -> list[Group]:
     start_s = min(job.arrival_s for job in jobs)
     merged = []
     for members in (group for groups in shapes.values() for group in groups):
-        units = tuple(_least(column) for column in zip(*(job.units for job in members), strict=True))
+        units = tuple(smallest(column) for column in zip(*(job.units for job in members), strict=True))
         arrivals = np.array([job.arrival_s - start_s for job in members])
         merged.append(Group(Job(members[0].arrival_s, units, members[0].ends), arrivals))
     return merged
-
-
-def _least(units: Sequence[Unit]) -> Unit:
-    return Unit(
-        units[0].agent,
-        units[0].after,
-        min(unit.prefill_s for unit in units),
-        min(unit.steps for unit in units),
-        min(unit.decode_s for unit in units),
-        min(unit.need_tokens for unit in units),
-        min(unit.context_tokens for unit in units),
-    )
 
 
 def levels_of(work: Work) -> list[Level]:
@@ -316,7 +305,7 @@ class TraceProgram:
             columns.append(self._add_unit(group, unit, (times.start_s[k], times.end_s[k]), stop, columns))
         for path in [] if self.pooled else _paths(job):
             self._add_path(columns, path, len(group.arrivals_s))
-        done = self.program.variables(stop, high=_shares(group, times.job_s, 0, stop, slot_s))
+        done = self.program.variables(stop, high=_shares(group, alone_s(self.work, job), 0, stop, slot_s))
         self._wait_for(done, 0, job, job.ends, columns)
         self.program.reward(done, slot_s)
         self.constant_s += float(np.sum(stop * slot_s - group.arrivals_s))
