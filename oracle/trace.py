@@ -138,20 +138,27 @@ def most_rows(time_limit_s: float) -> float:
 def _programs(work: Work, window_s: float, rows: float) -> Iterator[tuple[str, TraceProgram | None, float]]:
     """Yield name, program and share of the time limit of each program that is small enough."""
     usual_s = median(unit.least_s for unit in work.units if unit.steps)
+    span_s = work.jobs[-1].arrival_s - work.jobs[0].arrival_s + window_s
 
-    def program(size: int, slots: int, *, pooled: bool, integer: bool = False) -> TraceProgram:
+    def program(size: int, slots: int, *, pooled: bool, integer: bool = False) -> TraceProgram | None:
         # A hair under the quotient, so that a service is a whole number of slots in spite of rounding.
         slot_s = usual_s / slots * (1 - 1e-9)
-        groups = groups_of(work.jobs, size)
-        return TraceProgram(
-            work, groups, slot_s=slot_s, window_s=window_s, integer=integer, pooled=pooled and work.whole
+        if span_s / slot_s > rows:
+            return None  # before it is built: a slot has many rows
+        found = TraceProgram(
+            work,
+            groups_of(work.jobs, size),
+            slot_s=slot_s,
+            window_s=window_s,
+            integer=integer,
+            pooled=pooled and work.whole,
         )
+        return found if found.program.rows <= rows else None
 
-    whole = program(len(work.jobs), 2, pooled=False)
-    yield "slot-lp", whole if whole.program.rows <= rows else None, 0.3
+    yield "slot-lp", program(len(work.jobs), 2, pooled=False), 0.3
     for size, slots, pooled in LADDER:
         found = program(size, slots, pooled=pooled)
-        if found.program.rows <= rows:
+        if found is not None:
             yield "slot-lp-by-task", found, 1.0
             small = found.program.rows <= SMALL_ROWS
             yield "slot-mip", program(size, slots, pooled=pooled, integer=True) if small else None, 0.5

@@ -67,7 +67,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         help="policies to play (default: topas-exact, topas, the baselines and downstream-gate)",
     )
     traces.add_argument(
-        "--bound-time", type=_seconds, default=60.0, metavar="S", help="seconds for each kind of bound (default: 60)"
+        "--bound-time",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds for each kind of bound (default: 60)",
     )
     traces.add_argument(
         "--improve", type=_seconds, metavar="S", help="look for a better schedule for S seconds"

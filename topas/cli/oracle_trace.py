@@ -32,7 +32,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     )
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
     parser.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="S", help="seconds for each kind of bound (default: 60)"
+        "--time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for each kind of bound (default: 60)",
     )
     parser.add_argument(
         "--improve", type=float, default=0.0, metavar="S", help="look for a good schedule for S seconds"
