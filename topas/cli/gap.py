@@ -40,7 +40,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         "example: topas gap events.jsonl trace.jsonl --improve 60 -o out/gap",
     )
     parser.add_argument("what", nargs="+", metavar="F", help="event log, event file or trace file")
-    parser.add_argument("-o", dest="folder", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "-o",
+        dest="folder",
+        default="out/gap",
+        metavar="DIR",
+        help="folder for the results (default: out/gap)",
+    )
     events = parser.add_argument_group("events")
     events.add_argument(
         "--policy",
