@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
-from oracle.extra import quiet_highs
+from oracle.extra import quiet_highs, solver_module
 from topas.residual import FloatArray, IntArray
 
 MARGIN = 1e-7
@@ -106,6 +105,7 @@ class LinearProgram:
             if HiGHS is not installed.
         """
         highspy: Any = quiet_highs()
+        sparse: Any = solver_module("scipy.sparse")
         join = np.concatenate
         at_row, at_column, values = (join(part) for part in zip(*self._entries, strict=True))
         matrix = sparse.csr_matrix((values, (at_row, at_column)), shape=(self.rows, self.columns))
@@ -154,7 +154,7 @@ class LinearProgram:
 
 
 def dual_bound(
-    matrix: sparse.csr_matrix,
+    matrix: Any,  # noqa: ANN401  a sparse matrix of SciPy
     cost: FloatArray,
     limits: tuple[FloatArray, FloatArray],
     row_limits: tuple[FloatArray, FloatArray],
