@@ -222,6 +222,10 @@ def figures(repeats: int) -> list[Figure]:
     ]
 
 
+def _shown(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write ``bench.json``."""
     parser = argparse.ArgumentParser(prog="python -m compare.bench", description=__doc__)
@@ -229,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", default="out/bench.json", metavar="F")
     args = parser.parse_args(argv)
     found = figures(args.repeats)
-    rows = [(f.name, f"{f.value:,.3g}", f.unit, f"{f.aim:,.2f}", "yes" if f.met else "no") for f in found]
+    rows = [(f.name, _shown(f.value), f.unit, _shown(f.aim), "yes" if f.met else "no") for f in found]
     print(
         tabulate(rows, ["figure", "measured", "unit", "aim", "met"], tablefmt="github", disable_numparse=True)
     )
