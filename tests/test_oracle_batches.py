@@ -275,6 +275,19 @@ def test_tasks_that_arrive_far_apart_are_bounded_alone() -> None:
     assert found == (pytest.approx(8.0), "exact")
 
 
+def test_many_tasks_are_cut_into_runs() -> None:
+    """Never above the whole table, and for arrivals far apart just as good."""
+    study = load_profile("study")
+    burst = generate("chain-3", rate_per_s=1.0, tasks=20, seed=1)
+    values = []
+    for limit_s in (60.0, 0.005):
+        found = batch_bound_s(work_of(burst, study), time_limit_s=limit_s)
+        assert not isinstance(found, str)
+        values.append(found)
+    assert [how for _, how in values] == ["exact", "runs of at most 7"]
+    assert 57.2 < values[1][0] < values[0][0]
+
+
 def test_a_task_alone_takes_its_batches() -> None:
     """Three branches of one step each, two at a time on a slower step: more than two waves of the fastest."""
     spec = ask(0, 2)
@@ -295,7 +308,7 @@ def test_a_task_alone_takes_its_batches() -> None:
 def test_what_it_refuses() -> None:
     chain_3 = generate("chain-3", rate_per_s=1.0, tasks=400, seed=1)
     study = load_profile("study")
-    assert batch_bound_s(work_of(chain_3, study), time_limit_s=60.0) == "too many states for the time limit"
+    assert batch_bound_s(work_of(chain_3, study), time_limit_s=0.0) == "too many states for the time limit"
     pieces = study.model_copy(update={"redo": "keep"})
     few = generate("chain-3", rate_per_s=1.0, tasks=4, seed=1)
     assert "pieces" in str(batch_bound_s(work_of(few, pieces), time_limit_s=60.0))

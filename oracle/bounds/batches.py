@@ -44,6 +44,8 @@ from oracle.bounds.work import Job, Unit, Work, smallest
 from topas.residual import FloatArray, IntArray
 
 MOST_STATES = 20_000_000
+RUNS = (100, 60, 30, 15, 7)
+"""Longest runs of tasks that are tried where all of them are too many."""
 ROUNDING = 1e-9
 """Share of the bound that is taken off for the rounding of sums of doubles."""
 ALONE_OPERATIONS = 3e6
@@ -80,14 +82,16 @@ def batch_bound_s(work: Work, *, time_limit_s: float) -> tuple[float, str] | str
     steps = min(unit.steps for unit in merged)
     if not steps:
         return "needs requests that decode"
-    counted = _counted(work, merged, work.jobs[0], tasks, time_limit_s * OPERATIONS_PER_S)
-    if counted is None:
-        return "too many states for the time limit"
-    kinds, batches = counted
-    sums_s = _least_sums_s(work, kinds, batches, steps, tasks, compute=True)
-    bound_s = _best_runs_s(sums_s, [job.arrival_s for job in work.jobs]) / tasks
-    together = any(kind.size > 1 for kind in kinds)
-    return float(bound_s * (1 - ROUNDING)), "exact, twins together" if together else "exact"
+    for most in (tasks, *(size for size in RUNS if size < tasks)):
+        counted = _counted(work, merged, work.jobs[0], most, time_limit_s * OPERATIONS_PER_S)
+        if counted is not None:
+            kinds, batches = counted
+            sums_s = _least_sums_s(work, kinds, batches, steps, most, compute=most == tasks)
+            bound_s = _best_runs_s(sums_s, [job.arrival_s for job in work.jobs]) / tasks
+            how = ["exact"] if most == tasks else [f"runs of at most {most}"]
+            how += ["twins together"] if any(kind.size > 1 for kind in kinds) else []
+            return float(bound_s * (1 - ROUNDING)), ", ".join(how)
+    return "too many states for the time limit"
 
 
 def alone_s(work: Work, job: Job) -> float:
@@ -188,12 +192,13 @@ def _best_runs_s(sums_s: FloatArray, arrivals_s: Sequence[float]) -> float:
     """Return the best sum over a partition of the tasks into runs of consecutive arrivals.
 
     Each run is bounded as if the other tasks were not there, and all its tasks there at its first arrival.
+    ``sums_s`` says by how many; longer runs are not tried.
     """
     best = [0.0]
     for end in range(1, len(arrivals_s) + 1):
         best.append(-np.inf)
         early_s = 0.0
-        for begin in range(end - 1, -1, -1):
+        for begin in range(end - 1, max(end - len(sums_s), -1), -1):
             # Tasks begin..end-1: how much later than the first of them the others arrive, all together.
             if begin + 1 < end:
                 early_s += (end - begin - 1) * (arrivals_s[begin + 1] - arrivals_s[begin])
