@@ -13,7 +13,7 @@ from support_sim import ask, chain, jcts, make_profile, make_trace
 from topas.profile import Profile
 from topas.sim import simulate
 from topas.sim.decode import run_s, steps_until
-from topas.sim.ratio import DECAY, FLOOR, INITIAL, NewTokenRatio
+from topas.sim.ratio import DECAY, FLOOR, INITIAL, NewTokenRatio, entering_share
 from topas.trace import Round, Trace
 
 fixed = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -120,6 +120,22 @@ def test_the_ratio_decays_by_runs_as_step_by_step(runs: list[int]) -> None:
             by_steps.decay(1)
     assert by_runs.value == pytest.approx(by_steps.value, abs=1e-12)
     assert by_runs.value == pytest.approx(max(0.7 - DECAY * sum(runs), FLOOR), abs=1e-12)
+
+
+ENTERING = st.lists(st.integers(1, 400), min_size=1, max_size=8)
+
+
+@given(ENTERING, st.integers(0, 1500))
+@example([1, 100], 2)
+def test_what_entering_requests_reserve_fits_and_holds_their_first_tokens(left: list[int], room: int) -> None:
+    least, share = entering_share(room, sum(left), len(left))
+    reserved = [least + math.floor(share * (own - least)) for own in left]
+    assert all(0 <= kept <= own for kept, own in zip(reserved, left, strict=True))
+    assert sum(reserved) <= room
+    if room >= len(left):
+        assert min(reserved) >= 1
+    if room >= sum(left):
+        assert reserved == left
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,6 @@ def levels_of(work: Work) -> list[Level]:
     for tokens in work.prefix:
         sums |= {value + float(tokens) for value in sums if value + tokens + least <= budget}
         if len(sums) > 64 * LEVELS:
-            ordered = sorted(sums)
-            sums = set(ordered[:: len(ordered) // (32 * LEVELS)]) | {0.0, ordered[-1]}
             return _merged(np.linspace(0.0, budget - least, LEVELS + 1), work, least)
     ordered = sorted(sums)
     if len(ordered) > LEVELS:

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 from topas.decision import Decision
 from topas.errors import SimulationError
@@ -23,7 +24,7 @@ from topas.sim.cache import KvCache
 from topas.sim.check import check_decision, check_state
 from topas.sim.decode import run_s, steps_until
 from topas.sim.job import Job, Phase
-from topas.sim.ratio import NewTokenRatio
+from topas.sim.ratio import NewTokenRatio, entering_share
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
 from topas.sim.view import EngineView
 from topas.trace import TaskSpec, Trace
@@ -311,19 +312,22 @@ class Engine:
             [self._running_seen(job, *shares) for job in self.running.values()],
         )
 
-    def _shares(self) -> tuple[float, float]:
+    def _shares(self) -> tuple[float, int, Fraction]:
         """Return how much of what it may still generate a decoding and an entering request reserves.
+
+        For an entering one that is (least, share of the rest), see :func:`entering_share`.
 
         With full reservation that is all; else the ratio and all. Requests that have outgrown the ratio's
         estimate reserve what there is instead, so that keeping them stays feasible.
         """
         if not self.by_ratio:
-            return 1.0, 1.0
+            return 1.0, 0, Fraction(1)
         room = self.profile.kv_budget_tokens - self.cache.used
         entering = self._entering_left()
+        least, share = entering_share(room, entering, len(self.running) - self.decoding)
         if entering > room:
-            return 0.0, room / entering
-        return min(self.ratio.value, (room - entering) / max(self.max_left, 1)), 1.0
+            return 0.0, least, share
+        return min(self.ratio.value, (room - entering) / max(self.max_left, 1)), least, share
 
     def _waiting_seen(self, job: Job) -> Request:
         """Return a waiting request as the policy sees it now."""
@@ -333,14 +337,17 @@ class Engine:
             job.seen = replace(job.request, service_s=service_s, cached_tokens=cached)
         return job.seen
 
-    def _running_seen(self, job: Job, decoding_share: float, entering_share: float) -> Request:
+    def _running_seen(self, job: Job, decoding: float, least: int, entering: Fraction) -> Request:
         """Return an admitted request as the policy sees it now."""
         generated = self.generated(job)
         left = job.round.max_new_tokens - generated
-        share = decoding_share if job.phase is Phase.DECODE else entering_share
+        if job.phase is Phase.DECODE:
+            reserved = math.floor(decoding * left)
+        else:
+            reserved = least + math.floor(entering * (left - least))
         return replace(
             job.request,
-            reserve_tokens=job.request.reserve_tokens - left + math.floor(share * left),
+            reserve_tokens=job.request.reserve_tokens - left + reserved,
             service_s=self.tracker.service_s(job.live, job.stage, job.profiled_ns),
             generated_tokens=generated,
             credit_s=to_s(job.credit_ns),
