@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 # numba does not see that a compiled function called from another file has changed.
 KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py \
-	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py
+	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py oracle/bounds/windows.py
 FRESH := $(VENV)/.kernels
 
 .PHONY: demo test lint format bench figures optimality fit-table-1 clean

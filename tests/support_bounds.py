@@ -13,7 +13,7 @@ from support_exhaustive import least_mean_jct_s
 from support_sim import SHAPES, Stage, ask, largest_need, make_decision, make_profile, make_trace
 
 from oracle import trace as whole_trace
-from oracle.bounds import batches, critical_path, single_machine, work
+from oracle.bounds import batches, critical_path, single_machine, windows, work
 from oracle.evaluate import BLOCK, SKIP, STRICT
 from oracle.instance import request_names
 from oracle.models import trace_lp
@@ -182,6 +182,12 @@ def simple_bounds(case: Drawn) -> Iterator[Value]:
     found = batches.batch_bound_s(asked, time_limit_s=0.02)
     if not isinstance(found, str):
         yield "batches", found[0]
+    known_s = min(
+        float(simulate(case.trace, name, case.profile).metrics["mean_jct_s"]) for name in ("lpm", "spf")
+    )
+    windowed = windows.window_bound_s(asked, known_s, time_limit_s=0.02)
+    if not isinstance(windowed, str):
+        yield "windows", windowed[0]
 
 
 def program_bound(
@@ -199,7 +205,7 @@ def program_bound(
     usual_s = max(unit.least_s for unit in asked.units)
     width_s = usual_s / rng.choice([0.6, 1, 2, 3, 3.7])
     usual_windows = rng.choice([1.0, 2.0, 5.0])
-    window_s = window_s or usual_windows * whole_trace._usual_jct_s(case.trace, case.profile)
+    window_s = window_s or usual_windows * whole_trace.known_jct_s(case.trace, case.profile, 0)
     if slot_s is None:
         slot_s = max(width_s, (case.trace.tasks[-1].arrival_s + window_s) / 40)
     size = rng.choice([1, 1, 2, 9])

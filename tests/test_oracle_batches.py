@@ -215,7 +215,7 @@ def test_counts_give_what_batches_by_name_give() -> None:
 
 
 def _exactly(work: Work) -> tuple[list[Any], Any]:
-    counted = batches._counted(work, work.jobs[0].units, work.jobs[0], len(work.jobs), 1e9)
+    counted = batches.counted_of(work, work.jobs[0].units, work.jobs[0], len(work.jobs), 1e9)
     assert counted is not None
     assert all(kind.size == 1 for kind in counted[0])
     return counted

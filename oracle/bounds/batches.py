@@ -73,17 +73,12 @@ class Twins:
 
 def batch_bound_s(work: Work, *, time_limit_s: float) -> tuple[float, str] | str:
     """Return the bound on the mean JCT in seconds and how it was counted, or why there is none."""
-    if not work.whole:
-        return f"redo={work.profile.redo}: a request may be run in pieces"
-    if len({_shape(job) for job in work.jobs}) > 1:
-        return "the tasks are not all of one shape"
-    tasks = len(work.jobs)
-    merged = [smallest(column) for column in zip(*(job.units for job in work.jobs), strict=True)]
-    steps = min(unit.steps for unit in merged)
-    if not steps:
-        return "needs requests that decode"
+    merged = merged_units(work)
+    if isinstance(merged, str):
+        return merged
+    tasks, steps = len(work.jobs), min(unit.steps for unit in merged)
     for most in (tasks, *(size for size in RUNS if size < tasks)):
-        counted = _counted(work, merged, work.jobs[0], most, time_limit_s * OPERATIONS_PER_S)
+        counted = counted_of(work, merged, work.jobs[0], most, time_limit_s * OPERATIONS_PER_S)
         if counted is not None:
             kinds, batches = counted
             sums_s = _least_sums_s(work, kinds, batches, steps, most, compute=most == tasks)
@@ -92,6 +87,16 @@ def batch_bound_s(work: Work, *, time_limit_s: float) -> tuple[float, str] | str
             how += ["twins together"] if any(kind.size > 1 for kind in kinds) else []
             return float(bound_s * (1 - ROUNDING)), ", ".join(how)
     return "too many states for the time limit"
+
+
+def merged_units(work: Work) -> list[Unit] | str:
+    """Return the units of a task as small as the smallest of all tasks, or why that cannot be."""
+    if not work.whole:
+        return f"redo={work.profile.redo}: a request may be run in pieces"
+    if len({_shape(job) for job in work.jobs}) > 1:
+        return "the tasks are not all of one shape"
+    merged = [smallest(column) for column in zip(*(job.units for job in work.jobs), strict=True)]
+    return merged if min(unit.steps for unit in merged) else "needs requests that decode"
 
 
 def alone_s(work: Work, job: Job) -> float:
@@ -103,18 +108,24 @@ def alone_s(work: Work, job: Job) -> float:
     steps = min(unit.steps for unit in job.units)
     if not work.whole or not steps:
         return path_s
-    counted = _counted(work, job.units, job, 1, ALONE_OPERATIONS)
+    counted = counted_of(work, job.units, job, 1, ALONE_OPERATIONS)
     if counted is None:
         return path_s
     sums_s = _least_sums_s(work, *counted, steps, 1, compute=False)
     return max(path_s, float(sums_s[1]) * (1 - ROUNDING))
 
 
-def _counted(
-    work: Work, units: Sequence[Unit], job: Job, tasks: int, operations: float
+def counted_of(
+    work: Work,
+    units: Sequence[Unit],
+    job: Job,
+    tasks: int,
+    operations: float,
+    *,
+    twins_first: bool = False,
 ) -> tuple[list[Twins], IntArray] | None:
-    """Return kinds and batches, with twins together only if need be; None if even that is too much."""
-    for twins in (False, True):
+    """Return kinds and batches, None if they are too many; with twins together only if need be, or first."""
+    for twins in (True,) if twins_first else (False, True):
         kinds = _twins_of(work, units, job, twins=twins)
         states = float(np.prod([tasks * kind.size + 1.0 for kind in kinds]))
         if states > min(MOST_STATES, operations):
@@ -206,6 +217,59 @@ def _best_runs_s(sums_s: FloatArray, arrivals_s: Sequence[float]) -> float:
     return best[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the compiled functions read: kinds, one an entry, and batches, how many of each kind."""
+
+    tasks: int
+    sizes: IntArray
+    before: IntArray
+    after: IntArray
+    last: IntArray
+    prefix: FloatArray
+    group: IntArray
+    need: FloatArray
+    batches: IntArray
+    budget: float
+
+    @property
+    def states(self) -> int:
+        """Return how many counts there are, possible ones or not."""
+        return int(np.prod(self.tasks * self.sizes + 1))
+
+    def kinds(self) -> tuple[Any, ...]:
+        """Return the arrays in the order in which compiled functions take them."""
+        return (
+            self.tasks, self.sizes, self.before, self.after, self.last, self.prefix, self.group, self.need,
+            self.batches, self.budget,
+        )  # fmt: skip
+
+
+def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, tasks: int) -> Table:
+    """Return kinds and batches as arrays; ``before`` is filled up with -1."""
+    before = np.full((len(kinds), max(1, *(len(kind.before) for kind in kinds))), -1, dtype=np.int64)
+    after = np.zeros((len(kinds), len(kinds)), dtype=np.int64)
+    for k, kind in enumerate(kinds):
+        before[k, : len(kind.before)] = kind.before
+        after[list(kind.before), k] = 1
+
+    def column(name: str) -> Any:  # noqa: ANN401  an array of any type
+        return np.array([getattr(kind, name) for kind in kinds])
+
+    return Table(
+        tasks,
+        column("size").astype(np.int64),
+        before,
+        after,
+        column("last").astype(np.int64),
+        column("prefix").astype(np.float64),
+        np.unique(column("prefix_group"), return_inverse=True)[1].astype(np.int64),
+        column("need_tokens").astype(np.float64),
+        batches,
+        float(work.profile.kv_budget_tokens),
+    )
+
+
 def _least_sums_s(
     work: Work, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int, *, compute: bool
 ) -> FloatArray:
@@ -218,45 +282,87 @@ def _least_sums_s(
     each_s = [
         steps * (profile.decode_s_per_seq + per_kv * kind.context_tokens) + kind.prefill_s for kind in kinds
     ]
-    before = np.full((len(kinds), max(1, *(len(kind.before) for kind in kinds))), -1, dtype=np.int64)
-    after = np.zeros((len(kinds), len(kinds)), dtype=np.int64)
-    for k, kind in enumerate(kinds):
-        before[k, : len(kind.before)] = kind.before
-        after[list(kind.before), k] = 1
-
-    def column(name: str) -> Any:  # noqa: ANN401  an array of any type
-        return np.array([getattr(kind, name) for kind in kinds])
-
-    sizes = column("size").astype(np.int64)
-    values = np.full(int(np.prod(tasks * sizes + 1)), np.inf)
-    _fill(
+    table = table_of(work, kinds, batches, tasks)
+    values = np.full(table.states, np.inf)
+    compiled: Any = _fill
+    compiled(
         values,
-        tasks,
-        sizes,
-        before,
-        after,
-        column("last").astype(np.int64),
-        column("prefix").astype(np.float64),
-        np.unique(column("prefix_group"), return_inverse=True)[1].astype(np.int64),
-        column("need_tokens").astype(np.float64),
+        *table.kinds(),
         np.array(each_s),
-        batches,
-        float(profile.kv_budget_tokens),
         steps * profile.decode_base_s,
         steps * per_kv,
         profile.prefill_s_per_token if compute else 0.0,
     )
+    sizes = table.sizes
     strides = np.cumprod(np.concatenate([[1], (tasks * sizes + 1)[:-1]]))
     fewer = (sizes * strides).sum() * (tasks - np.arange(tasks + 1))
     return np.asarray(values[fewer], dtype=np.float64)
 
 
 @numba.njit(cache=True)
+def count_up(state, tasks, sizes, before, after, last, done, ready, among):
+    """Fill in what is done, ready and among how many tasks, by kind; return the complete tasks.
+
+    The counts done are the digits of a state's number. -1 if no schedule comes to such counts.
+    """
+    count = len(sizes)
+    for k in range(count):
+        done[k] = state % (tasks * sizes[k] + 1)
+        state //= tasks * sizes[k] + 1
+    complete = tasks
+    for k in range(count):
+        through = tasks
+        for j in before[k]:
+            if j >= 0:
+                through = min(through, done[j] // sizes[j])
+        ready[k] = through * sizes[k] - done[k]
+        if ready[k] < 0:
+            return -1
+        # Tasks that may be among these units: not those that are surely through with them.
+        surely = max(done[k] - (sizes[k] - 1) * through, 0)
+        for j in range(count):
+            if after[k, j]:
+                surely = max(surely, -(-done[j] // sizes[j]))
+        among[k] = through - surely
+        if last[k]:
+            complete = min(complete, done[k] // sizes[k])
+    return complete
+
+
+@numba.njit(cache=True)
+def prefixes_of(batch, done, ready, among, sizes, prefix, group, need, budget):
+    """Return the tokens of prefixes that a batch uses, and uses first; (-1, 0) if it is not possible now."""
+    used, first, tokens = 0.0, 0.0, 0.0
+    for k in range(len(sizes)):
+        n = batch[k]
+        if n == 0:
+            continue
+        if n > ready[k] or among[k] <= 0:
+            return -1.0, 0.0
+        agents = -(-n // among[k])
+        if agents > sizes[k]:
+            return -1.0, 0.0
+        shared, known = False, done[k] > 0
+        for j in range(len(sizes)):
+            if j != k and group[j] == group[k]:
+                known = known or done[j] > 0
+                shared = shared or (j < k and batch[j] > 0)
+        if not shared:
+            used += agents * prefix[k]
+            if not known:
+                first += prefix[k]
+        tokens += n * need[k]
+    if used + tokens > budget:
+        return -1.0, 0.0
+    return used, first
+
+
+@numba.njit(cache=True)
 def _fill(
-    values, tasks, sizes, before, after, last, prefix, group, need, each_s, batches, budget, base_s,
+    values, tasks, sizes, before, after, last, prefix, group, need, batches, budget, each_s, base_s,
     per_prefix_s, compute_s,
 ) -> None:  # fmt: skip
-    """Fill ``values``, the least sum still to come by state: its number's digits are the counts done."""
+    """Fill ``values``, the least sum still to come by state."""
     count = len(sizes)
     stride = np.ones(count, dtype=np.int64)
     for k in range(1, count):
@@ -265,68 +371,21 @@ def _fill(
     ready = np.zeros(count, dtype=np.int64)
     among = np.zeros(count, dtype=np.int64)
     for state in range(len(values) - 1, -1, -1):
-        rest = state
-        for k in range(count):
-            done[k] = rest % (tasks * sizes[k] + 1)
-            rest //= tasks * sizes[k] + 1
-        possible = True
-        complete = tasks
-        for k in range(count):
-            through = tasks
-            for j in before[k]:
-                if j >= 0:
-                    through = min(through, done[j] // sizes[j])
-            ready[k] = through * sizes[k] - done[k]
-            if ready[k] < 0:
-                possible = False
-                break
-            # Tasks that may be among these units: not those that are surely through with them.
-            surely = max(done[k] - (sizes[k] - 1) * through, 0)
-            for j in range(count):
-                if after[k, j]:
-                    surely = max(surely, -(-done[j] // sizes[j]))
-            among[k] = through - surely
-            if last[k]:
-                complete = min(complete, done[k] // sizes[k])
-        if not possible:
+        complete = count_up(state, tasks, sizes, before, after, last, done, ready, among)
+        if complete < 0:
             continue
-        left = tasks - complete
-        if left == 0:
+        if complete == tasks:
             values[state] = 0.0
             continue
         best = np.inf
         for b in range(len(batches)):
+            used, first = prefixes_of(batches[b], done, ready, among, sizes, prefix, group, need, budget)
+            if used < 0:
+                continue
+            time_s = base_s + per_prefix_s * used + compute_s * first
             then = state
-            fits = True
-            time_s = base_s
-            used = 0.0
             for k in range(count):
-                n = batches[b, k]
-                if n == 0:
-                    continue
-                if n > ready[k] or among[k] <= 0:
-                    fits = False
-                    break
-                agents = -(-n // among[k])
-                if agents > sizes[k]:
-                    fits = False
-                    break
-                shared = False
-                used_before = done[k] > 0
-                for j in range(count):
-                    if j != k and group[j] == group[k]:
-                        if done[j] > 0:
-                            used_before = True
-                        if j < k and batches[b, j] > 0:
-                            shared = True
-                if not shared:
-                    used += agents * prefix[k]
-                    time_s += per_prefix_s * agents * prefix[k]
-                    if not used_before:
-                        time_s += compute_s * prefix[k]
-                used += n * need[k]
-                time_s += n * each_s[k]
-                then += n * stride[k]
-            if fits and used <= budget:
-                best = min(best, time_s * left + values[then])
+                time_s += batches[b, k] * each_s[k]
+                then += batches[b, k] * stride[k]
+            best = min(best, time_s * (tasks - complete) + values[then])
         values[state] = best
