@@ -6,13 +6,16 @@ counted request runs) into windows of L. In every schedule
 
 - all requests that begin in one window run together at its last step, so they fit into memory together;
 - a request begins in a later window than those that it waits for have begun in, for these took L steps;
-- let T be the time at a window's begin. Until its end pass L steps of at least
-  ``base + per_kv * shortest prefix``, the prefills of the requests that begin in it (with the prefixes that
-  are computed for the first time), and the rest of what requests cost that began in the window before:
-  ``L (per_seq + per_kv * context)`` each, for all of their steps are over by then. Nor is it over before
-  the tasks have arrived that begin in it;
-- a request that begins in a window ends after the window. The k-th of those that complete a task with it ends
-  at least k times the least such cost later, for k such requests have then had all of their steps;
+- between the begin of one window and that of a later one pass, for each window, L steps of at least
+  ``base + per_kv * shortest prefix`` and the prefills of the requests that begin in it; and, but for the last
+  window, the rest of what these requests cost: ``L (per_seq + per_kv * context)`` each, for all of their
+  steps are over by then. Nor is a window over before the tasks have arrived that begin in it. So if M bounds
+  the time from which the steps of the next window are still to come, its end is no earlier than
+  ``max(M + steps + prefills, arrivals)``, and ``max(M + steps + prefills + rest, arrivals)`` is the M behind
+  it: the rest may have been done before the arrivals (as may the computation of prefixes, not charged);
+- a request that begins in a window ends after the window. The k-th of those that complete a task with it
+  ends no earlier than ``M + steps + prefills`` and k times the least rest, for k such requests have then had
+  all of their steps;
 - the c-th task to complete does so no earlier than the c-th smallest of (arrival + the task alone).
 
 Tasks are alike, so the first to arrive may be taken as the first to begin. A schedule thus gives a sequence
@@ -90,7 +93,6 @@ def window_bound_s(work: Work, known_s: float, *, time_limit_s: float) -> tuple[
                     [steps * (profile.decode_s_per_seq + per_kv * kind.context_tokens) for kind in kinds]
                 ),
                 window_s,
-                profile.prefill_s_per_token,
                 arrivals_s,
                 floors_s,
                 _sums_from(floors_s),
@@ -114,7 +116,7 @@ def _sums_from(values: FloatArray) -> FloatArray:
 @numba.njit(cache=True)
 def _search(
     states, tasks, sizes, before, after, last, prefix, group, need, batches, budget, prefill_s, later_s,
-    window_s, compute_s, arrivals_s, floors_s, floors_from_s, known_s, width_s, most,
+    window_s, arrivals_s, floors_s, floors_from_s, known_s, width_s, most,
 ) -> float:  # fmt: skip
     """Return the least sum of completion times, ``known_s`` if none is less; -1 if a limit strikes."""
     count = len(sizes)
@@ -147,11 +149,11 @@ def _search(
             return float(min(sums[slot].min(), known_s))
         possible = 0
         for b in range(size):
-            used, first = prefixes_of(batches[b], done, ready, among, sizes, prefix, group, need, budget)
+            used, _ = prefixes_of(batches[b], done, ready, among, sizes, prefix, group, need, budget)
             if used < 0:
                 continue
             then[possible] = state
-            now_s[possible] = window_s + compute_s * first
+            now_s[possible] = window_s
             after_s[possible] = 0.0
             begun_then[possible] = 0
             complete_then[possible] = tasks
@@ -172,12 +174,13 @@ def _search(
             if tried > most:
                 return -1.0
             for b in range(possible):
-                end_s = times[slot, label] + now_s[b]
-                if begun_then[b]:
-                    end_s = max(end_s, arrivals_s[begun_then[b] - 1])
+                worked_s = times[slot, label] + now_s[b]
+                arrived_s = arrivals_s[max(begun_then[b] - 1, 0)]
+                end_s = max(worked_s, arrived_s)
                 total_s = sums[slot, label]
                 for c in range(complete, complete_then[b]):
-                    total_s += max(end_s + (c - complete + 1) * least_s, floors_s[c])
+                    own_s = worked_s + (c - complete + 1) * least_s
+                    total_s += max(own_s, arrived_s, floors_s[c])
                 left = tasks - complete_then[b]
                 if total_s + max(floors_from_s[complete_then[b]], left * end_s) >= known_s:
                     continue
@@ -194,11 +197,12 @@ def _search(
                     else:
                         return -1.0
                     slot_of[then[b]] = other
-                end_s += after_s[b]
+                # While the engine waited for arrivals it may have done what is left of these requests.
+                next_s = max(worked_s + after_s[b], arrived_s)
                 begun = -(-(then[b] % (tasks * sizes[0] + 1)) // sizes[0])
-                since_s = end_s - arrivals_s[max(begun - 1, 0)]
+                since_s = next_s - arrivals_s[max(begun - 1, 0)]
                 bucket = min(max(int(since_s / width_s), 0), BUCKETS - 1)
-                times[other, bucket] = min(times[other, bucket], end_s)
+                times[other, bucket] = min(times[other, bucket], next_s)
                 sums[other, bucket] = min(sums[other, bucket], total_s)
         free[free_count] = slot
         free_count += 1
