@@ -205,7 +205,7 @@ def program_bound(
     usual_s = max(unit.least_s for unit in asked.units)
     width_s = usual_s / rng.choice([0.6, 1, 2, 3, 3.7])
     usual_windows = rng.choice([1.0, 2.0, 5.0])
-    window_s = window_s or usual_windows * whole_trace.known_jct_s(case.trace, case.profile, 0)
+    window_s = window_s or usual_windows * whole_trace.usual_jct_s(case.trace, case.profile)
     if slot_s is None:
         slot_s = max(width_s, (case.trace.tasks[-1].arrival_s + window_s) / 40)
     size = rng.choice([1, 1, 2, 9])

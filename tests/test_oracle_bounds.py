@@ -119,6 +119,7 @@ NAMES = {
     "gpu-time",
     "kv-time",
     "batches",
+    "windows",
     "slot-lp",
     "slot-lp-by-task",
     "slot-mip",
