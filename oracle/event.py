@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from oracle.brute_force import brute_force
+from oracle.columns import ready_of
 from oracle.extra import solver_module
 from oracle.models.answer import Answer, Limits
 from oracle.models.event_cpsat import solve_cpsat
@@ -108,19 +109,15 @@ def simple_bound_ns(problem: Problem) -> int:
 
     Gains never fall as requests are added, costs are never negative, and reuse counts for each agent once.
     """
-    ready: dict[int, list[int]] = {}
-    for k, task in enumerate(problem.waiting_task):
-        ready.setdefault(int(task), []).append(k)
     usable = np.union1d(problem.waiting_agent, problem.running_agent)
-    gains_ns = sum(joint_gain_ns(problem, task, requests) for task, requests in ready.items())
+    gains_ns = sum(joint_gain_ns(problem, task, requests) for task, requests in ready_of(problem).items())
     return gains_ns + int(problem.reuse_ns[usable].sum())
 
 
 def _heuristic(event: Event) -> Decision | None:
     """Return the heuristic's decision if it is feasible and something runs after it."""
     decision = select(event)
-    runs = decision.admit or len(decision.preempt) < len(event.running)
-    return decision if runs and not violations(event, decision) else None
+    return decision if decision.resident and not violations(event, decision) else None
 
 
 def _ask(  # noqa: PLR0913  the solvers' common inputs

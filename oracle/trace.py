@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 
 from oracle.bounds.batches import batch_bound_s
@@ -101,33 +101,30 @@ def lower_bounds(
     found: list[Bound] = []
     refused: list[tuple[str, str]] = []
 
-    def note(name: str, prove: Callable[[], tuple[float, str]]) -> None:
+    def note(name: str, prove: Callable[[], tuple[float, str] | str]) -> None:
+        """Keep what is proved, or the reason why nothing is."""
         begin = clock()
-        value, status = prove()
-        found.append(Bound(name, value, status, clock() - begin))
+        answer = prove()
+        if isinstance(answer, str):
+            refused.append((name, answer))
+        else:
+            found.append(Bound(name, *answer, clock() - begin))
+
+    usual_s = cache(partial(usual_jct_s, trace, profile))
+
+    def known_s() -> float:
+        return min(usual_s(), _improved_jct_s(trace, profile, seed))
 
     note("critical-path", lambda: (critical_path_s(work), "exact"))
     note("gpu-time", lambda: (gpu_time_s(work), "exact"))
     note("kv-time", lambda: (kv_time_s(work), "exact"))
-    begin = clock()
-    batched = batch_bound_s(work, time_limit_s=time_limit_s)
-    if isinstance(batched, str):
-        refused.append(("batches", batched))
-    else:
-        found.append(Bound("batches", *batched, clock() - begin))
-    usual_s = usual_jct_s(trace, profile)
-    begin = clock()
-    known_s = min(usual_s, _improved_jct_s(trace, profile, seed))
-    windowed = window_bound_s(work, known_s, time_limit_s=time_limit_s)
-    if isinstance(windowed, str):
-        refused.append(("windows", windowed))
-    else:
-        found.append(Bound("windows", *windowed, clock() - begin))
+    note("batches", partial(batch_bound_s, work, time_limit_s=time_limit_s))
+    note("windows", partial(window_bound_s, work, known_s, time_limit_s=time_limit_s))
     reason = _uncovered(work)
     if reason:
         refused += [(name, reason) for name in ("slot-lp", "slot-lp-by-task", "slot-mip")]
     else:
-        for name, program, share in _programs(work, WINDOW * usual_s, most_rows(time_limit_s)):
+        for name, program, share in _programs(work, WINDOW * usual_s(), most_rows(time_limit_s)):
             if program is None:
                 refused.append((name, "too large for the time limit"))
             else:

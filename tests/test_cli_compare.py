@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import support_cli
 
 from topas.cli import main
 from topas.cli.pooled import EXTRA
@@ -32,13 +33,7 @@ def small(folder: Path, *words: str) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the one line with which a command is refused."""
-    with pytest.raises(SystemExit) as stop:
-        raise SystemExit(main(["compare", *words]))
-    assert stop.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    return err.splitlines()[-1]
+    return support_cli.refused(capsys, "compare", *words)
 
 
 def kept(folder: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
+import support_cli
 
 from compare import judge
 from compare.whole import usual_policies
@@ -32,13 +33,7 @@ def gap(folder: Path, *words: str) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the one line with which a command is refused."""
-    with pytest.raises(SystemExit) as stop:
-        raise SystemExit(main(["gap", *words]))
-    assert stop.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    return err.splitlines()[-1]
+    return support_cli.refused(capsys, "gap", *words)
 
 
 @pytest.fixture

@@ -20,8 +20,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 FAR = 1e6
 
 
+def far() -> float:
+    return FAR
+
+
 def bound_of(case: Any, known_s: float = FAR) -> float:  # noqa: ANN401  a drawn case
-    found = window_bound_s(work_of(case.trace, case.profile), known_s, time_limit_s=5.0)
+    found = window_bound_s(work_of(case.trace, case.profile), lambda: known_s, time_limit_s=5.0)
     assert not isinstance(found, str), found
     return found[0]
 
@@ -72,7 +76,7 @@ def test_a_wrong_bound_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) 
     PLANTS[name](monkeypatch)
 
     def wrong(case: Any, best: float) -> bool:  # noqa: ANN401  a drawn case
-        found = window_bound_s(work_of(case.trace, case.profile), 1.5 * best, time_limit_s=5.0)
+        found = window_bound_s(work_of(case.trace, case.profile), lambda: 1.5 * best, time_limit_s=5.0)
         return isinstance(found, str) or found[0] > best + 1e-6
 
     assert any(wrong(case, best) for case, best in cases)
@@ -98,7 +102,7 @@ def test_three_that_come_one_by_one_with_room_for_two() -> None:
     """
     tasks = [(float(k), single("A", ask(0, 5))) for k in range(3)]
     work = work_of(make_trace({"A": 10}, *tasks), by_hand(20))
-    found = window_bound_s(work, FAR, time_limit_s=1.0)
+    found = window_bound_s(work, far, time_limit_s=1.0)
     assert found == (pytest.approx((4 + 4 + 6) / 3), "labels merged within 0.15 windows")
 
 
@@ -113,7 +117,7 @@ def test_a_task_that_begins_just_before_the_end_of_a_window() -> None:
     profile = by_hand(20).model_copy(update={"decode_s_per_seq": 1.0})
     played = simulate(trace, "fcfs", profile)
     assert [task.completion_s for task in played.tasks] == [21.0, 27.0]
-    found = window_bound_s(work_of(trace, profile), FAR, time_limit_s=1.0)
+    found = window_bound_s(work_of(trace, profile), far, time_limit_s=1.0)
     assert not isinstance(found, str)
     assert 18.0 < found[0] <= (21.0 + 27.0 - 5.9) / 2
 
@@ -122,7 +126,7 @@ def test_a_window_waits_for_those_that_begin_in_it() -> None:
     """The second comes at 100 s: a window with it does not end before."""
     stages = chain(("A", ask(0, 5)), ("B", ask(0, 5)))
     trace = make_trace({"A": 1, "B": 1}, (0.0, stages), (100.0, stages))
-    found = window_bound_s(work_of(trace, by_hand(6)), FAR, time_limit_s=1.0)
+    found = window_bound_s(work_of(trace, by_hand(6)), far, time_limit_s=1.0)
     assert not isinstance(found, str)
     assert found[0] == pytest.approx(8.0)
 
@@ -134,7 +138,7 @@ def test_it_is_below_the_policies_and_above_the_critical_path(workload: str, rat
     least_s = min(
         float(simulate(trace, name, study).metrics["mean_jct_s"]) for name in ("lpm", "spf", "topas")
     )
-    found = window_bound_s(work_of(trace, study), least_s, time_limit_s=10.0)
+    found = window_bound_s(work_of(trace, study), lambda: least_s, time_limit_s=10.0)
     assert not isinstance(found, str)
     assert 57.2 < found[0] < least_s
 
@@ -143,9 +147,9 @@ def test_what_it_refuses() -> None:
     study = load_profile("study")
     few = generate("chain-3", rate_per_s=1.0, tasks=4, seed=1)
     pieces = study.model_copy(update={"redo": "keep"})
-    assert "pieces" in str(window_bound_s(work_of(few, pieces), FAR, time_limit_s=1.0))
+    assert "pieces" in str(window_bound_s(work_of(few, pieces), far, time_limit_s=1.0))
     instant = study.model_copy(update={"decode_base_s": 0.0, "decode_s_per_kv_token": 0.0})
-    assert "decode step" in str(window_bound_s(work_of(few, instant), FAR, time_limit_s=1.0))
+    assert "decode step" in str(window_bound_s(work_of(few, instant), far, time_limit_s=1.0))
     many = generate("dag-10-wide", rate_per_s=1.0, tasks=300, seed=1)
-    assert "too many" in str(window_bound_s(work_of(many, study), FAR, time_limit_s=1.0))
-    assert "too many" in str(window_bound_s(work_of(few, study), FAR, time_limit_s=0.0))
+    assert "too many" in str(window_bound_s(work_of(many, study), far, time_limit_s=1.0))
+    assert "too many" in str(window_bound_s(work_of(few, study), far, time_limit_s=0.0))

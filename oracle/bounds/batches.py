@@ -44,14 +44,15 @@ from oracle.bounds.work import Job, Unit, Work, smallest
 from topas.residual import FloatArray, IntArray
 
 MOST_STATES = 20_000_000
+"""Largest table of counts, possible ones or not: a number each."""
 RUNS = (100, 60, 30, 15, 7)
 """Longest runs of tasks that are tried where all of them are too many."""
 ROUNDING = 1e-9
 """Share of the bound that is taken off for the rounding of sums of doubles."""
-ALONE_OPERATIONS = 3e6
-"""The same for a job alone."""
 OPERATIONS_PER_S = 2.5e8
 """States x batches that are looked at in a second, on a slow machine."""
+ALONE_OPERATIONS = 3e6
+"""States x batches at most for a job alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,10 @@ def counted_of(
     tasks: int,
     operations: float,
     *,
-    twins_first: bool = False,
+    twins_only: bool = False,
 ) -> tuple[list[Twins], IntArray] | None:
-    """Return kinds and batches, None if they are too many; with twins together only if need be, or first."""
-    for twins in (True,) if twins_first else (False, True):
+    """Return kinds, twins together only if need be or always, and batches; None if they are too many."""
+    for twins in (True,) if twins_only else (False, True):
         kinds = _twins_of(work, units, job, twins=twins)
         states = float(np.prod([tasks * kind.size + 1.0 for kind in kinds]))
         if states > min(MOST_STATES, operations):
@@ -219,10 +220,15 @@ def _best_runs_s(sums_s: FloatArray, arrivals_s: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the compiled functions read: kinds, one an entry, and batches, how many of each kind."""
+    """What the compiled functions read: kinds, one an entry, and batches, how many of each kind.
+
+    A state's number has the counts done as digits, worth ``strides``. A request costs ``prefill_s``, and
+    ``later_s`` besides the fixed part of the steps that it runs in.
+    """
 
     tasks: int
     sizes: IntArray
+    strides: IntArray
     before: IntArray
     after: IntArray
     last: IntArray
@@ -231,6 +237,8 @@ class Table:
     need: FloatArray
     batches: IntArray
     budget: float
+    prefill_s: FloatArray
+    later_s: FloatArray
 
     @property
     def states(self) -> int:
@@ -240,13 +248,14 @@ class Table:
     def kinds(self) -> tuple[Any, ...]:
         """Return the arrays in the order in which compiled functions take them."""
         return (
-            self.tasks, self.sizes, self.before, self.after, self.last, self.prefix, self.group, self.need,
-            self.batches, self.budget,
+            self.tasks, self.sizes, self.strides, self.before, self.after, self.last, self.prefix,
+            self.group, self.need, self.batches, self.budget,
         )  # fmt: skip
 
 
-def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, tasks: int) -> Table:
+def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int) -> Table:
     """Return kinds and batches as arrays; ``before`` is filled up with -1."""
+    profile = work.profile
     before = np.full((len(kinds), max(1, *(len(kind.before) for kind in kinds))), -1, dtype=np.int64)
     after = np.zeros((len(kinds), len(kinds)), dtype=np.int64)
     for k, kind in enumerate(kinds):
@@ -256,9 +265,11 @@ def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, tasks: int) 
     def column(name: str) -> Any:  # noqa: ANN401  an array of any type
         return np.array([getattr(kind, name) for kind in kinds])
 
+    sizes = column("size").astype(np.int64)
     return Table(
         tasks,
-        column("size").astype(np.int64),
+        sizes,
+        np.cumprod(np.concatenate([[1], (tasks * sizes + 1)[:-1]])),
         before,
         after,
         column("last").astype(np.int64),
@@ -266,7 +277,9 @@ def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, tasks: int) 
         np.unique(column("prefix_group"), return_inverse=True)[1].astype(np.int64),
         column("need_tokens").astype(np.float64),
         batches,
-        float(work.profile.kv_budget_tokens),
+        float(profile.kv_budget_tokens),
+        column("prefill_s"),
+        steps * (profile.decode_s_per_seq + profile.decode_s_per_kv_token * column("context_tokens")),
     )
 
 
@@ -278,24 +291,18 @@ def _least_sums_s(
     With fewer than all tasks no prefix is charged for its computation: it is as if others had been there.
     """
     profile = work.profile
-    per_kv = profile.decode_s_per_kv_token
-    each_s = [
-        steps * (profile.decode_s_per_seq + per_kv * kind.context_tokens) + kind.prefill_s for kind in kinds
-    ]
-    table = table_of(work, kinds, batches, tasks)
+    table = table_of(work, kinds, batches, steps, tasks)
     values = np.full(table.states, np.inf)
     compiled: Any = _fill
     compiled(
         values,
         *table.kinds(),
-        np.array(each_s),
+        table.later_s + table.prefill_s,
         steps * profile.decode_base_s,
-        steps * per_kv,
+        steps * profile.decode_s_per_kv_token,
         profile.prefill_s_per_token if compute else 0.0,
     )
-    sizes = table.sizes
-    strides = np.cumprod(np.concatenate([[1], (tasks * sizes + 1)[:-1]]))
-    fewer = (sizes * strides).sum() * (tasks - np.arange(tasks + 1))
+    fewer = (table.sizes * table.strides).sum() * (tasks - np.arange(tasks + 1))
     return np.asarray(values[fewer], dtype=np.float64)
 
 
@@ -359,14 +366,11 @@ def prefixes_of(batch, done, ready, among, sizes, prefix, group, need, budget):
 
 @numba.njit(cache=True)
 def _fill(
-    values, tasks, sizes, before, after, last, prefix, group, need, batches, budget, each_s, base_s,
-    per_prefix_s, compute_s,
+    values, tasks, sizes, strides, before, after, last, prefix, group, need, batches, budget, each_s,
+    base_s, per_prefix_s, compute_s,
 ) -> None:  # fmt: skip
     """Fill ``values``, the least sum still to come by state."""
     count = len(sizes)
-    stride = np.ones(count, dtype=np.int64)
-    for k in range(1, count):
-        stride[k] = stride[k - 1] * (tasks * sizes[k - 1] + 1)
     done = np.zeros(count, dtype=np.int64)
     ready = np.zeros(count, dtype=np.int64)
     among = np.zeros(count, dtype=np.int64)
@@ -386,6 +390,6 @@ def _fill(
             then = state
             for k in range(count):
                 time_s += batches[b, k] * each_s[k]
-                then += batches[b, k] * stride[k]
+                then += batches[b, k] * strides[k]
             best = min(best, time_s * (tasks - complete) + values[then])
         values[state] = best

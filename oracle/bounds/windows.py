@@ -30,6 +30,7 @@ loads in between, where tasks wait for a batch but arrive one by one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -57,46 +58,47 @@ SLOTS = 300_000
 STEPS_PER_S = 2e7
 """Labels x batches that each width may try for a second of the time limit."""
 MOST_BATCHES = 5000.0
+"""Batches at most for the largest number of states."""
 
 
-def window_bound_s(work: Work, known_s: float, *, time_limit_s: float) -> tuple[float, str] | str:
+def window_bound_s(
+    work: Work, known_s: Callable[[], float], *, time_limit_s: float
+) -> tuple[float, str] | str:
     """Return the bound on the mean JCT in seconds and how it was counted, or why there is none.
 
     Parameters
     ----------
-    known_s : the mean JCT of some schedule; the bound is at most that.
+    known_s : finds the mean JCT of some schedule, which the bound is at most; not asked if it is refused.
     """
     merged = merged_units(work)
     if isinstance(merged, str):
         return merged
     tasks, profile = len(work.jobs), work.profile
     steps = min(unit.steps for unit in merged)
-    per_kv = profile.decode_s_per_kv_token
     arrivals_s = np.array([job.arrival_s for job in work.jobs]) - work.jobs[0].arrival_s
-    window_s = steps * (profile.decode_base_s + per_kv * float(work.prefix.min()))
+    window_s = steps * (profile.decode_base_s + profile.decode_s_per_kv_token * float(work.prefix.min()))
     if window_s <= 0:
         return "needs a decode step to take time (decode_base_s above 0)"
-    counted = counted_of(work, merged, work.jobs[0], tasks, MOST_STATES * MOST_BATCHES, twins_first=True)
+    counted = counted_of(work, merged, work.jobs[0], tasks, MOST_STATES * MOST_BATCHES, twins_only=True)
     if counted is None:
         return "too many states for the time limit"
     kinds, batches = counted
-    table = table_of(work, kinds, batches, tasks)
+    table = table_of(work, kinds, batches, steps, tasks)
     floors_s = np.sort(arrivals_s + np.array([alone_s(work, job) for job in work.jobs]))
+    known_sum_s = known_s() * tasks + float(arrivals_s.sum())
     compiled: Any = _search
     for share in BUCKET_SHARES:
         least_s = float(
             compiled(
                 table.states,
                 *table.kinds(),
-                np.array([kind.prefill_s for kind in kinds]),
-                np.array(
-                    [steps * (profile.decode_s_per_seq + per_kv * kind.context_tokens) for kind in kinds]
-                ),
+                table.prefill_s,
+                table.later_s,
                 window_s,
                 arrivals_s,
                 floors_s,
                 _sums_from(floors_s),
-                known_s * tasks + float(arrivals_s.sum()),
+                known_sum_s,
                 share * window_s,
                 STEPS_PER_S * time_limit_s,
             )
@@ -115,14 +117,11 @@ def _sums_from(values: FloatArray) -> FloatArray:
 
 @numba.njit(cache=True)
 def _search(
-    states, tasks, sizes, before, after, last, prefix, group, need, batches, budget, prefill_s, later_s,
-    window_s, arrivals_s, floors_s, floors_from_s, known_s, width_s, most,
+    states, tasks, sizes, strides, before, after, last, prefix, group, need, batches, budget, prefill_s,
+    later_s, window_s, arrivals_s, floors_s, floors_from_s, known_s, width_s, most,
 ) -> float:  # fmt: skip
     """Return the least sum of completion times, ``known_s`` if none is less; -1 if a limit strikes."""
     count = len(sizes)
-    stride = np.ones(count, dtype=np.int64)
-    for k in range(1, count):
-        stride[k] = stride[k - 1] * (tasks * sizes[k - 1] + 1)
     done = np.zeros(count, dtype=np.int64)
     ready = np.zeros(count, dtype=np.int64)
     among = np.zeros(count, dtype=np.int64)
@@ -159,7 +158,7 @@ def _search(
             complete_then[possible] = tasks
             for k in range(count):
                 n = batches[b, k]
-                then[possible] += n * stride[k]
+                then[possible] += n * strides[k]
                 now_s[possible] += n * prefill_s[k]
                 after_s[possible] += n * later_s[k]
                 if n and before[k, 0] < 0:
