@@ -10,13 +10,22 @@ KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py 
 	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py oracle/bounds/windows.py
 FRESH := $(VENV)/.kernels
 
-.PHONY: demo test lint format bench figures optimality fit-table-1 clean
+# SGLang on a CPU, for the tests and for `topas live` without a GPU: about 2 minutes, 3 GB.
+SERVING := .serving
+SERVED := $(SERVING)/.ready
+
+.PHONY: demo test serving lint format bench figures optimality fit-table-1 clean
+# Both environments write topas.egg-info.
+.NOTPARALLEL:
 
 # The interpreter may be called python3 only; any 3.11 or later will do.
 $(READY): pyproject.toml
 	$(if $(shell command -v $(PYTHON)),$(PYTHON),python3) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
+
+$(SERVED): pyproject.toml $(shell find serving -type f -not -path '*/__pycache__/*')
+	$(if $(shell command -v $(PYTHON)),$(PYTHON),python3) serving/install.py $(SERVING)
 
 $(FRESH): $(READY) $(KERNELS)
 	rm -f $(addsuffix __pycache__/*.nb?,$(sort $(dir $(KERNELS))))
@@ -31,8 +40,10 @@ demo: $(FRESH)
 	@echo "  $(BIN)/topas compare my-trace.jsonl -o $(OUT)/mine"
 	@echo "Formats: docs/formats.md. All commands: $(BIN)/topas --help"
 
-test: $(FRESH)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(FRESH) $(SERVED)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+serving: $(SERVED)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -57,4 +68,4 @@ optimality: $(FRESH)
 	$(BIN)/python -m compare.optimality -o $(OUT)/optimality
 
 clean:
-	rm -rf $(VENV) $(OUT)
+	rm -rf $(VENV) $(SERVING) $(OUT)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from topas.errors import InputError, SimulationError
 
-COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare", "oracle", "gap")
+COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare", "oracle", "gap", "replay")
 """Subcommands in the order of the help; ``import`` lives in ``topas.cli.import_``."""
 
 

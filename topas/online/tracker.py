@@ -19,6 +19,9 @@ from topas.workflow import Dag, Workflow
 UNKNOWN_S = 1.0
 """Expected service of a stage of which nothing at all is known, as long as nothing is known of any."""
 
+MAX_HISTORIES = 1024
+"""Agent-stage pairs remembered: in a server their names come from clients. The oldest are forgotten."""
+
 
 class LiveTask:
     """A task that has arrived and not finished."""
@@ -104,10 +107,18 @@ class Tracker:
         task.histories[stage].request_done(service_ns)
         self._version += 1
 
-    def stage_done(self, task: LiveTask, stage: int) -> list[int]:
-        """Finish a stage; return the stages that are ready now. Forgets the task after its last stage."""
+    def forget(self, task: LiveTask) -> None:
+        """Drop a task that will never finish; the services of its finished stages stay recorded."""
+        self.tasks.pop(task.id, None)
+
+    def stage_done(self, task: LiveTask, stage: int, *, record: bool = True) -> list[int]:
+        """Finish a stage; return the stages that are ready now. Forgets the task after its last stage.
+
+        Without ``record`` its service says nothing about other executions: a stage that was passed over.
+        """
         task.finished[stage] = True
-        task.histories[stage].stage_done(task.elapsed_ns[stage])
+        if record:
+            task.histories[stage].stage_done(task.elapsed_ns[stage])
         self._version += 1
         task.left -= 1
         ready = []
@@ -194,6 +205,8 @@ class Tracker:
         found = self._histories.get(key)
         if found is None:
             found = StageHistory(self._profiled_ns(workflow, stage))
+            if len(self._histories) >= MAX_HISTORIES:
+                del self._histories[next(iter(self._histories))]
             self._histories[key] = found
             self._unknown = (-1, 0)
         return found

@@ -1,0 +1,1 @@
+"""Policies on a real SGLang server."""

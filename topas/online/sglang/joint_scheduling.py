@@ -1,0 +1,298 @@
+"""Joint policies in a live engine: which prefixes stay, which requests run.
+
+One event goes: bring the book in line with the engine, take the snapshot, let the policy decide, preempt,
+pin the prefixes of R', release those of R_out, and offer the admitted requests to SGLang in order. Until
+the next event SGLang is offered nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from topas.decision import Decision
+from topas.event import Event
+from topas.feasible import violations
+from topas.online.sglang.book import Book, Entry, Phase
+from topas.online.sglang.engine import Engine, Pin
+from topas.online.sglang.log import DecisionWriter
+from topas.online.sglang.metrics import Metrics
+from topas.online.sglang.prefixes import Agent
+from topas.online.sglang.scheduling import Scheduling
+from topas.policies.policy import JointPolicy
+
+FRUITLESS_OFFERS = 3
+"""Offers in a row that an idle engine refuses before all locks go and everything is offered to it."""
+
+
+class Stalled(RuntimeError):  # noqa: N818  it says what happened
+    """A decision would leave an idle engine idle although requests wait."""
+
+
+class JointScheduling(Scheduling):
+    """Carries out a joint policy's decisions.
+
+    ``_chosen`` are the requests on offer, in order; None while the engine serves first come, first served
+    because the last event failed. ``_resident`` are the agents that may have a prefix in GPU memory,
+    ``_pins`` the locks on those that shall stay there.
+    """
+
+    def __init__(  # noqa: PLR0913  its parts
+        self,
+        engine: Engine,
+        book: Book,
+        policy: JointPolicy,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        log: DecisionWriter | None = None,
+    ) -> None:
+        super().__init__(engine, book, metrics, clock)
+        self.policy = policy
+        self._log = log
+        self._chosen: list[Any] | None = []
+        self._resident: dict[str, Agent] = {}
+        self._pins: dict[str, Pin] = {}
+        self._fruitless = 0
+
+    # --- one scheduling step --------------------------------------------------------------------------
+
+    def prefill(self, original: Callable[[], Any], batch: Any) -> Any:  # noqa: ANN401
+        """Offer SGLang what was chosen; decide anew first if something changed."""
+        engine = self.engine
+        idle = self._chosen == [] and engine.waiting and not batch.reqs and engine.chunked is None
+        if self.changed or idle:
+            self.changed = False
+            batch.batch_is_full = False  # SGLang clears this only when a request leaves
+            self.guard("event", lambda: self._event(batch), self._fall_back)
+        if self._chosen is None:
+            answer = original()
+            self.guard("book", lambda: self._started_by_engine(answer), lambda: None)
+            return answer
+        offer = self.guard("offer", self._offer, lambda: list(engine.waiting))
+        if not offer and engine.chunked is None and not engine.has_grammars:
+            return None, batch
+        return self._offered(original, offer, batch)
+
+    def _offered(self, original: Callable[[], Any], offer: list[Any], batch: Any) -> Any:  # noqa: ANN401
+        """Let SGLang choose from the offer alone, then put its queue together again."""
+        engine = self.engine
+        whole = engine.waiting
+        engine.waiting = list(offer)
+        answer = None
+        try:
+            answer = original()
+        finally:
+            left = engine.waiting
+            still = {id(req) for req in left}
+            known = {id(req) for req in whole}
+            taken = {id(req) for req in offer} - still
+            new = [req for req in left if id(req) not in known]  # a grammar is ready, for instance
+            engine.waiting = [req for req in whole if id(req) not in taken] + new
+        self.guard("book", lambda: self._taken(offer, taken, idle=not batch.reqs), lambda: None)
+        return answer
+
+    def _taken(self, offer: list[Any], taken: set[int], *, idle: bool) -> None:
+        now_s = self.now_s()
+        for req in offer:
+            if id(req) in taken:
+                entry = self.entry(req)
+                if entry is not None:
+                    self.book.started(entry, now_s)
+        self._chosen = [req for req in self._chosen or () if id(req) not in taken]
+        if taken:
+            self._fruitless = 0
+            self.changed = True  # their prefixes are being loaded or computed, and reservations shrink
+        elif offer and idle and self.engine.chunked is None:
+            self._fruitless += 1
+            if self._fruitless >= FRUITLESS_OFFERS:
+                self._fruitless = 0
+                self.metrics.count("fallbacks", reason="refused")
+                self.report("refused", "an idle engine refuses what was chosen; first come, first served")
+                self._fall_back()
+
+    def _started_by_engine(self, answer: Any) -> None:  # noqa: ANN401
+        """While first come, first served: note what SGLang took by itself."""
+        new = answer[0]
+        if new is not None:
+            now_s = self.now_s()
+            for req in new.reqs:
+                entry = self.entry(req)
+                if entry is not None and entry.phase is not Phase.RUNNING:
+                    self.book.started(entry, now_s)
+            self.changed = True
+
+    # --- one event ------------------------------------------------------------------------------------
+
+    def _event(self, batch: Any) -> None:  # noqa: ANN401
+        started_s = self._clock()
+        engine, book = self.engine, self.book
+        running = engine.running(batch)
+        self.reconcile(running)
+        self._chosen = [req for req in engine.waiting if self._may_be_offered(req)]
+        entries = list(book.entries.values())
+        if not any(entry.phase is Phase.WAITING for entry in entries):
+            self._keep({entry.agent.id: entry.agent for entry in entries if entry.phase is not Phase.WAITING})
+            self._show()
+            return
+        foreign = sum(
+            len(req.origin_input_ids) + req.sampling_params.max_new_tokens + engine.page_tokens
+            for req in [*running, *engine.waiting]
+            if self.entry(req) is None
+        )
+        kv_tokens = engine.kv_tokens - engine.page_tokens  # SGLang wants more free than it needs
+        event = book.event(
+            self.now_s(),
+            kv_tokens,
+            max(kv_tokens - foreign, 0),
+            engine.page_tokens,
+            engine.new_token_ratio,
+            [name for name, agent in self._resident.items() if self._is_resident(agent)],
+        )
+        chosen_s = self._clock()
+        decision = self.policy.decide(event)
+        self.metrics.time("decision_seconds", self._clock() - chosen_s)
+        wrong = violations(event, decision)
+        if wrong:
+            raise Stalled("; ".join(wrong))
+        if not decision.admit and not running and not self._chosen:
+            raise Stalled(f"nothing of {len(event.waiting)} waiting requests admitted to an idle engine")
+        self._carry_out(event, decision, batch)
+        self._show()
+        self.metrics.count("decisions")
+        self.metrics.time("event_seconds", self._clock() - started_s)
+        if self._log is not None:
+            self._write(event, decision)
+
+    def _is_resident(self, agent: Agent) -> bool:
+        return agent.prefix_tokens > 0 and self.engine.on_gpu(agent) >= agent.prefix_tokens
+
+    def _carry_out(self, event: Event, decision: Decision, batch: Any) -> None:  # noqa: ANN401
+        book, now_s = self.book, self.now_s()
+        by_id = {entry.id: entry for entry in book.entries.values()}
+        self._preempt([by_id[name] for name in decision.preempt], batch, now_s)
+        for name, credit_ns in zip(decision.admit, decision.credits_ns, strict=True):
+            book.admitted(by_id[name], credit_ns)
+        agents = {entry.agent.id: entry.agent for entry in by_id.values()}
+        self._keep({name: agents[name] for name in decision.resident})
+        released = self._release(decision)
+        earlier = [req for req in self._chosen or () if self._may_be_offered(req)]
+        self._chosen = earlier + [by_id[name].req for name in decision.admit]
+        self.metrics.count("prefix_moves", len(set(decision.resident) - event.resident), direction="in")
+        self.metrics.count("prefix_moves", released, direction="out")
+        self.metrics.count("preemptions", len(decision.preempt))
+
+    def _show(self) -> None:
+        """Bring the gauges up to date."""
+        show, entries = self.metrics.show, self.book.entries.values()
+        show("resident_agents", len({e.agent.id for e in entries if e.phase is not Phase.WAITING}))
+        show("pinned_tokens", sum(pin.tokens for pin in self._pins.values()))
+        show("held_requests", sum(e.phase is Phase.WAITING for e in entries))
+        show("tasks", len(self.book.jobs))
+        show("agents", sum(1 for _ in self.book.prefixes))
+
+    def _may_be_offered(self, req: Any) -> bool:  # noqa: ANN401
+        entry = self.entry(req)
+        return entry is None or entry.phase is Phase.ADMITTED
+
+    def _preempt(self, entries: list[Entry], batch: Any, now_s: float) -> None:  # noqa: ANN401
+        running = [entry for entry in entries if entry.phase is Phase.RUNNING]
+        back = {id(req) for req in self.engine.preempt([entry.req for entry in running], batch)}
+        for entry in entries:
+            if entry.phase is Phase.ADMITTED or id(entry.req) in back:
+                entry.output_tokens = len(entry.req.output_ids)
+                self.book.put_back(entry, now_s)
+
+    def _keep(self, agents: dict[str, Agent]) -> None:
+        """Pin the prefixes of R' as far as they are there, and no others."""
+        for name, agent in agents.items():
+            if agent.prefix_tokens:
+                self._resident[name] = agent
+                self._pin(agent)
+        for name in self._pins.keys() - agents.keys():
+            self.engine.unpin(self._pins.pop(name))
+
+    def _pin(self, agent: Agent) -> None:
+        pin = self.engine.pin(agent, self._pins.get(agent.id))
+        if pin is None:
+            self._pins.pop(agent.id, None)
+        else:
+            self._pins[agent.id] = pin
+
+    def _release(self, decision: Decision) -> int:
+        """Move the prefixes of R_out off the GPU; return how many were there."""
+        in_use = {entry.agent.id for entry in self.book.entries.values() if entry.phase is not Phase.WAITING}
+        released = 0
+        for name in self._resident.keys() - set(decision.resident) - in_use:
+            released += self.engine.release(self._resident.pop(name)) > 0
+        return released
+
+    # --- the offer ------------------------------------------------------------------------------------
+
+    def _offer(self) -> list[Any]:
+        """Return the chosen requests that SGLang shall be offered now.
+
+        Of a prefix that is not in memory one request goes first: it computes or loads the prefix for the
+        others, where a batch of all of them would compute it once for each.
+        """
+        self._chosen = [req for req in self._chosen or () if self._may_be_offered(req)]
+        offer: list[Any] = []
+        resident: dict[str, bool] = {}
+        for req in self._chosen:
+            entry = self.entry(req)
+            if entry is None or not entry.agent.prefix_tokens:
+                offer.append(req)
+                continue
+            agent = entry.agent
+            if agent.id not in resident:
+                resident[agent.id] = self._is_resident(agent)
+                if resident[agent.id]:
+                    self._pin(agent)
+                elif not self._has_leader(agent):
+                    offer.append(req)
+                    continue
+            if resident[agent.id]:
+                offer.append(req)
+        return offer
+
+    def _has_leader(self, agent: Agent) -> bool:
+        """Return whether a request of the agent is in its prefill."""
+        return any(
+            entry.agent is agent and entry.phase is Phase.RUNNING and not entry.req.output_ids
+            for entry in self.book.entries.values()
+        )
+
+    # --- when it goes wrong ---------------------------------------------------------------------------
+
+    def _fall_back(self) -> None:
+        """Serve first come, first served until the next event: no locks, everything on offer."""
+        self._chosen = None
+        pins, self._pins = self._pins, {}
+        for pin in pins.values():
+            self.engine.unpin(pin)
+
+    def reset(self) -> None:
+        """Forget the locks: the tree they were in is gone."""
+        super().reset()
+        self._pins.clear()
+        self._resident.clear()
+
+    # --- the log --------------------------------------------------------------------------------------
+
+    def _write(self, event: Event, decision: Decision) -> None:
+        log = self._log
+        assert log is not None  # noqa: S101  the caller has looked
+        observed = None
+        if self.book.config.check:
+            entries = self.book.entries.values()
+            agents = {agent.id: agent for agent in self.book.prefixes}
+            observed = {
+                "on_gpu_tokens": {name: self.engine.on_gpu(agent) for name, agent in sorted(agents.items())},
+                "prefix_tokens": {name: agent.prefix_tokens for name, agent in sorted(agents.items())},
+                "pinned_tokens": {name: pin.tokens for name, pin in sorted(self._pins.items())},
+                "in_prefill": sorted(
+                    {e.agent.id for e in entries if e.phase is Phase.RUNNING and not e.req.output_ids}
+                    | {e.agent.id for e in entries if e.phase is Phase.ADMITTED}
+                ),
+                "free_tokens": self.engine.free_tokens,
+            }
+        log.write(event, decision, observed)
