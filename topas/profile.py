@@ -16,11 +16,12 @@ from topas.schema import parse_json, validate
 class Profile(BaseModel):
     """Engine constants; units are in the names.
 
-    A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s +
-    n * prefill_s_per_seq + x * prefill_s_per_token + y * prefill_s_per_cached_token`` and, for attention,
-    ``prefill_s_per_pair`` times the sum over its requests of (x + y)^2 - y^2 and ``prefill_s_per_cached_pair``
-    times that of y^2 (a backend that also attends from cached tokens). A decode step of n requests over k KV
-    tokens takes ``decode_base_s + n * decode_s_per_seq + k * decode_s_per_kv_token``.
+    A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s + n
+    * prefill_s_per_seq + x * prefill_s_per_token + y * prefill_s_per_cached_token`` and, for attention,
+    ``prefill_s_per_pair`` times the sum over its requests of (x + y)^2 - y^2, and
+    ``prefill_s_per_cached_pair`` times that of y^2 (a backend that also attends from cached tokens). A
+    decode step of n requests over k KV tokens takes ``decode_base_s + n * decode_s_per_seq + k *
+    decode_s_per_kv_token``.
 
     ``request_s`` passes outside the engine for each request: network, tokenizer, detokenizer. With
     ``prefix_sharing`` "tree" a shared prefix is one copy in a radix tree, and no more than that: attention

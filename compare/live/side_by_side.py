@@ -48,8 +48,8 @@ class Row:
 
     ``computed_tokens`` are prompt tokens that were prefilled, again after a preemption too;
     ``recomputed_tokens`` of them would not have been with unlimited memory. ``decision_ms`` is the time to
-    choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the server's
-    histogram.
+    choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the
+    server's histogram.
     """
 
     mean_jct_s: float
