@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from topas.errors import InputError
 from topas.schema import parse_json, validate
+
+_DETAILS = frozenset(
+    {
+        "prefill_s_per_seq",
+        "prefill_s_per_cached_token",
+        "prefill_s_per_pair",
+        "prefill_s_per_cached_pair",
+        "request_s",
+        "prefix_sharing",
+        "ignore_eos",
+    }
+)
+"""Fields that only measured profiles have."""
 
 
 class Profile(BaseModel):
@@ -54,6 +67,13 @@ class Profile(BaseModel):
     redo: Literal["decode", "prefill", "keep"] = "decode"
     prefix_sharing: Literal["batch", "tree"] = "batch"
     ignore_eos: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the details of engines as they are where a profile makes no use of them."""
+        values: dict[str, Any] = dump(self)
+        fields = type(self).model_fields
+        return {k: v for k, v in values.items() if k not in _DETAILS or v != fields[k].default}
 
     @property
     def swap_s_per_token(self) -> float:

@@ -145,7 +145,7 @@ def runs_of(
     return tuple(
         Run(source, policy, repeat, settings)
         for repeat in range(1, repeats + 1)
-        for index, source in enumerate(_rotated(sources, repeat - 1))
+        for index, source in _rotated(list(enumerate(sources)), repeat - 1)
         for policy in _rotated(policies, repeat - 1 + index)
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from traces.workloads import WorkloadOptions
 
-LOADS = (0.6,)
+LOADS = (0.35,)
 SEEDS = (1,)
 REPEATS = 5
 
