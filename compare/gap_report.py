@@ -18,7 +18,7 @@ from compare.gap_stats import EventSummary, Judged, chosen, search_kind, worst
 from compare.pool import folder_for
 from compare.whole import WholeTrace
 from topas.decision import Decision, Terms
-from topas.files import whole_file
+from topas.files import whole_file, write_all
 from topas.formats import decision_json, event_json
 from topas.units import to_s
 
@@ -37,11 +37,9 @@ def write_gap_report(study: Study, command: str, folder: Path, keep: int) -> tup
         parquet = BytesIO()
         table.write_parquet(parquet)
         contents |= {"events.csv": table.write_csv().encode(), "events.parquet": parquet.getvalue()}
-    for name, content in contents.items():
-        with whole_file(folder / name, "wb") as stream:
-            stream.write(content)
+    written = write_all(folder, contents)
     _write_worst(study, folder / "worst", keep)
-    return tuple(folder / name for name in contents)
+    return written
 
 
 def _write_worst(study: Study, folder: Path, keep: int) -> None:

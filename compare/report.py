@@ -14,7 +14,7 @@ from tabulate import tabulate
 from compare.cell import COUNTS, METRICS, TIMINGS, Cell, Fixed, Result, TraceFile
 from compare.run import Outcome
 from compare.stats import COMPARED, Change, Point, Summary, best_of, summarise
-from topas.files import whole_file
+from topas.files import write_all
 from topas.profile import Profile
 
 JCT = {"mean_jct_s": "mean JCT", "p99_jct_s": "p99 JCT"}
@@ -61,10 +61,7 @@ def write_report(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
         "summary.csv": summary_table(comparison.summaries).write_csv().encode(),
         "report.md": markdown(comparison).encode(),
     }
-    for name, content in contents.items():
-        with whole_file(folder / name, "wb") as stream:
-            stream.write(content)
-    return tuple(folder / name for name in contents)
+    return write_all(folder, contents)
 
 
 _IDENTITY: Mapping[str, type[pl.DataType]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +49,20 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
+    """Write files by name into a folder, each of them whole; return their paths.
+
+    Raises
+    ------
+    InputError
+        as :func:`whole_file` does.
+    """
+    for name, content in contents.items():
+        with whole_file(folder / name, "wb") as stream:
+            stream.write(content)
+    return tuple(folder / name for name in contents)
 
 
 def _special(path: str | os.PathLike[str]) -> bool:

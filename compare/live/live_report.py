@@ -16,7 +16,7 @@ from compare.cell import Source, TraceFile, source_in_words, trace_of
 from compare.live.side_by_side import Played, Row, Run, Settings
 from compare.report import markdown_table, number, percent
 from compare.stats import Interval, best_of, interval
-from topas.files import whole_file
+from topas.files import write_all
 from topas.profile import Profile
 from topas.sim import simulate
 
@@ -205,10 +205,7 @@ def write_live(comparison: LiveComparison, folder: Path) -> tuple[Path, ...]:
         "summary.csv": summary_table(comparison.summaries).write_csv().encode(),
         "report.md": markdown(comparison).encode(),
     }
-    for name, content in contents.items():
-        with whole_file(folder / name, "wb") as stream:
-            stream.write(content)
-    return tuple(folder / name for name in contents)
+    return write_all(folder, contents)
 
 
 def rows_table(rows: Mapping[Run, Row]) -> pl.DataFrame:

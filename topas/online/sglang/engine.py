@@ -16,9 +16,6 @@ import numpy as np
 
 from topas.online.sglang.prefixes import Agent
 
-CLIP_NEW_TOKENS = 4096
-"""SGLang reserves at most this much for what a request may still generate (its own default)."""
-
 MAX_KEYS = 1024
 """Agents whose prefix is kept in the form that SGLang's tree takes."""
 
