@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_sim import PREFILL_S, STEP_S, Stage, ask, chain, make_profile, make_trace, single
@@ -106,6 +107,15 @@ def test_lpm_lets_duplicates_of_a_missing_prefix_wait_behind_others() -> None:
 
     assert begun("batch") == [0, 1, 2]
     assert begun("tree") == [0, 2, 1]
+
+
+def test_each_copy_of_a_prefix_that_is_being_computed_takes_room() -> None:
+    # 60 + 14 | 60 + 15 | 60 + 15: the third copy would make 224 of 220 tokens
+    stages = [single("A", ask(tokens, 1)) for tokens in (13, 14, 14)]
+    trace = make_trace({"A": 60}, *((0.0, stage) for stage in stages))
+    profile = make_profile(kv_budget_tokens=220, prefix_sharing="tree", prefill_base_s=1.0)
+    result = simulate(trace, "fcfs", profile, check=True)
+    assert [task.jct_s for task in result.tasks] == pytest.approx([1, 1, 2], rel=0.1)
 
 
 PLAIN = ("prefill_s_per_seq", "prefill_s_per_cached_token", "prefill_s_per_pair", "prefill_s_per_cached_pair")

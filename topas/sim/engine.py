@@ -333,7 +333,8 @@ class Engine:
         """Return the tokens not spoken for: Eq. 2, or SGLang's estimate with the new-token ratio."""
         if not self.by_ratio:
             prefixes = sum(self.trace.agents[a] for a in self.cache.active)
-            return self.profile.kv_budget_tokens - prefixes - self.reserved
+            copies = sum(job.copied for job in self.to_prefill)
+            return self.profile.kv_budget_tokens - prefixes - copies - self.reserved
         free = self.profile.kv_budget_tokens - self.cache.used - self._entering_left() - self.fixed_left
         return free - self.ratio.value * (self.max_left - self.fixed_left)
 
@@ -506,7 +507,7 @@ class Engine:
         job.generated = generated
         job.phase = Phase.WAITING
         job.credit_ns = 0
-        job.held = 0
+        job.held = job.copied = 0
         self.waiting[job.request.id] = job
         self.preemptions += 1
         self.fruitless += 1
