@@ -115,7 +115,7 @@ def test_each_copy_of_a_prefix_that_is_being_computed_takes_room() -> None:
     trace = make_trace({"A": 60}, *((0.0, stage) for stage in stages))
     profile = make_profile(kv_budget_tokens=220, prefix_sharing="tree", prefill_base_s=1.0)
     result = simulate(trace, "fcfs", profile, check=True)
-    assert [task.jct_s for task in result.tasks] == pytest.approx([1, 1, 2], rel=0.1)
+    assert [task.jct_s for task in result.tasks] == pytest.approx([10, 10, 12], rel=0.1)
 
 
 PLAIN = ("prefill_s_per_seq", "prefill_s_per_cached_token", "prefill_s_per_pair", "prefill_s_per_cached_pair")
