@@ -171,6 +171,8 @@ class Engine:
             reserve_tokens=spec.reserve_tokens,
             service_s=to_s(profiled_ns),
             arrival_s=self.now_s,
+            input_tokens=spec.input_tokens,
+            max_new_tokens=spec.max_new_tokens,
         )
         job = Job(request, live, stage, index, spec, profiled_ns)
         self.smallest = min(self.smallest, spec.reserve_tokens)
@@ -190,7 +192,13 @@ class Engine:
         self.events += 1
         self.fruitless = 0
         job.service_ns += to_ns(self.now_s - job.start_s)
-        self.tracker.request_done(job.live, job.stage, job.service_ns)
+        self.tracker.request_done(
+            job.live,
+            job.stage,
+            job.service_ns,
+            input_tokens=job.round.input_tokens,
+            output_tokens=job.round.output_tokens,
+        )
         self.changed = True
         del self.jobs[job.request.id]
         if job.round.tool_s > 0:

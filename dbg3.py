@@ -1,0 +1,1 @@
+from dbg2 import *
