@@ -29,6 +29,7 @@ $(SERVED): pyproject.toml $(shell find serving -type f -not -path '*/__pycache__
 
 $(FRESH): $(READY) $(KERNELS)
 	rm -f $(addsuffix __pycache__/*.nb?,$(sort $(dir $(KERNELS))))
+	rm -rf $(SERVING)/numba
 	touch $@
 
 demo: $(FRESH)
@@ -41,7 +42,8 @@ demo: $(FRESH)
 	@echo "Formats: docs/formats.md. All commands: $(BIN)/topas --help"
 
 test: $(FRESH) $(SERVED)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not serving'
+	$(BIN)/python -m pytest -m serving
 
 serving: $(SERVED)
 

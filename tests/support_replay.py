@@ -122,6 +122,7 @@ class FakeServer:
     ids: bool = True
     cache_report: bool = True
     seconds: float = 0.0
+    pause_s: float = 0.0
     fault: Fault = lambda _: None
     bodies: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -193,6 +194,7 @@ class FakeServer:
             raise
         for event in self._events(http.path, body, fault):
             await response.write(b"data: " + event + b"\n\n")
+            await asyncio.sleep(self.pause_s)
         if fault == "drop" and http.transport:
             http.transport.close()
         return response

@@ -1,8 +1,8 @@
 """Real SGLang servers for tests: each kind is started once and halted while it is not used.
 
-A test module that needs one says ``pytestmark = SERVING``: then all such tests run in one process, and one
-server at a time keeps a core busy. Only ``TOPAS_SERVING=none`` skips them, as ``make test``
-installs what they need.
+A test module that needs one says ``pytestmark = SERVING``. Such tests run in one process, apart from the
+others, so that no server is started twice; and one at a time keeps a core busy. Only ``TOPAS_SERVING=none``
+skips them, as ``make test`` installs what they need.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import pytest
 
 from compare.live.server import LOCATION, Server, ServerPaths, cpu_server_paths, start_server
 
-# With `--dist loadgroup`, xdist gives a group to one worker, and starts with the largest.
-SERVING = [pytest.mark.serving, pytest.mark.xdist_group("serving")]
+SERVING = pytest.mark.serving
 
 HICACHE_ARGS = (
     *("--enable-hierarchical-cache", "--hicache-ratio", "8", "--hicache-write-policy", "write_back"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -211,6 +212,15 @@ def test_both_apis_say_the_same(api: ApiName) -> None:
     metrics = result.metrics
     assert (metrics["requests"], metrics["prompt_tokens"], metrics["cached_tokens"]) == (3, 27, 11)
     assert (metrics["output_tokens"], metrics["failed_tasks"]) == (6, 0)
+
+
+@pytest.mark.parametrize("api", ["sglang", "openai"])
+def test_the_first_token_is_timed_when_it_comes_and_not_later(api: ApiName) -> None:
+    trace = make_trace({"A": 2}, (0.0, single("A", ask(3, 3, 3))))
+    readings = itertools.count()
+    result = _served(FakeServer(pause_s=0.05), trace, api=api, clock=lambda: float(next(readings)))
+    (request,) = result.requests
+    assert (request.ttft_s, request.end_s - request.start_s) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -425,6 +425,7 @@ def log_line(event: Event, decision: Decision) -> str:
 class _Logged(_Model):
     event: dict[str, Any]
     decision: dict[str, Any]
+    engine: dict[str, Any] | None = None  # what a server observed; not read
 
 
 @dataclass(frozen=True, slots=True)

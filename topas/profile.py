@@ -16,8 +16,17 @@ from topas.schema import parse_json, validate
 class Profile(BaseModel):
     """Engine constants; units are in the names.
 
-    A prefill batch of x tokens takes ``prefill_base_s + x * prefill_s_per_token``. A decode step of n
-    requests over k KV tokens takes ``decode_base_s + n * decode_s_per_seq + k * decode_s_per_kv_token``.
+    A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s +
+    n * prefill_s_per_seq + x * prefill_s_per_token + y * prefill_s_per_cached_token`` and, for attention,
+    ``prefill_s_per_pair`` times the sum over its requests of (x + y)^2 - y^2 and ``prefill_s_per_cached_pair``
+    times that of y^2 (a backend that also attends from cached tokens). A decode step of n requests over k KV
+    tokens takes ``decode_base_s + n * decode_s_per_seq + k * decode_s_per_kv_token``.
+
+    ``request_s`` passes outside the engine for each request: network, tokenizer, detokenizer. With
+    ``prefix_sharing`` "tree" a shared prefix is one copy in a radix tree, and no more than that: attention
+    reads it for each request anew, requests of one prefill batch that miss it compute it each (E24).
+    ``ignore_eos`` says that requests which use up their allowance are sent with that flag: SGLang then
+    reserves all of it (E25).
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -33,10 +42,17 @@ class Profile(BaseModel):
     decode_base_s: float = Field(ge=0)
     decode_s_per_seq: float = Field(ge=0)
     decode_s_per_kv_token: float = Field(default=0.0, ge=0)
+    prefill_s_per_seq: float = Field(default=0.0, ge=0)
+    prefill_s_per_cached_token: float = Field(default=0.0, ge=0)
+    prefill_s_per_pair: float = Field(default=0.0, ge=0)
+    prefill_s_per_cached_pair: float = Field(default=0.0, ge=0)
+    request_s: float = Field(default=0.0, ge=0)
     max_running: int = Field(default=256, gt=0)
     host_cache: bool = True
     admission: Literal["full", "sglang"] = "full"
     redo: Literal["decode", "prefill", "keep"] = "decode"
+    prefix_sharing: Literal["batch", "tree"] = "batch"
+    ignore_eos: bool = False
 
     @property
     def swap_s_per_token(self) -> float:

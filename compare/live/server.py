@@ -394,4 +394,6 @@ def start_server(  # noqa: PLR0913 # SGLang's flags
         args=args,
         overlap=overlap,
     )
-    return Server(command, env or {}, port=chosen, log=log, timeout_s=timeout_s)
+    # not beside the sources: another version of numba keeps its compiled code there
+    compiled = {"NUMBA_CACHE_DIR": str(python.parent.parent / "numba")}
+    return Server(command, compiled | dict(env or {}), port=chosen, log=log, timeout_s=timeout_s)

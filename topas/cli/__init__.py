@@ -10,7 +10,18 @@ from importlib.metadata import version
 
 from topas.errors import InputError, SimulationError
 
-COMMANDS = ("workload", "check", "simulate", "decide", "import", "compare", "oracle", "gap", "replay")
+COMMANDS = (
+    "workload",
+    "check",
+    "simulate",
+    "decide",
+    "import",
+    "compare",
+    "oracle",
+    "gap",
+    "replay",
+    "profile",
+)
 """Subcommands in the order of the help; ``import`` lives in ``topas.cli.import_``."""
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from topas.cli.compare_live import PROFILE, add_live_options, run_live
 from topas.cli.options import add_engine_options, engine_of, params_of
 from topas.cli.pooled import (
     add_pool_options,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 LOADS = (0.5, 0.75)
 SEEDS = (1, 2, 3)
 TASKS = 60
+PROFILE_OF_SIMULATIONS = "study"
+LIVE = ("repeats", "kv_tokens", "max_running", "port")
+"""Options of real servers."""
 LENGTHS: dict[str, type[int | float]] = {
     "prefix_tokens": int,
     "input_tokens": int,
@@ -77,9 +81,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         lengths.add_argument(option(name), type=kind, metavar="N" if kind is int else "X")
     lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
     add_engine_options(parser)
+    parser.set_defaults(profile=None)  # it depends on the engine
     parser.add_argument(
-        "--engine", choices=["sim"], default="sim", help="what runs the traces (default: sim)"
+        "--engine",
+        choices=["sim", "sglang"],
+        default="sim",
+        help="what runs the traces: the simulator (sim, the default), or real SGLang servers on this machine's"
+        f" CPU (sglang; default profile {PROFILE}, shorter default lengths)",
     )
+    add_live_options(parser)
     parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")
     add_pool_options(parser)
     return parser
@@ -87,7 +97,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 1 if a cell failed."""
-    return guarded(_run, args)
+    return guarded(run_live if args.engine == "sglang" else _run, args)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -99,6 +109,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
 
+    _refuse_live_options(args)
+    args.profile = args.profile or PROFILE_OF_SIMULATIONS
     policies, profile = known_policies(args.policies or policy_names()), engine_of(args)
     folder = Path(args.folder)
     sources = _sources(args, profile)
@@ -129,6 +141,12 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print(f"{screen(comparison)}\n\nwritten: {', '.join(map(str, files))}")
     return 1 if outcome.failures else 0
+
+
+def _refuse_live_options(args: argparse.Namespace) -> None:
+    for name in LIVE:
+        if getattr(args, name) is not None:
+            raise InputError("needs --engine sglang", field=option(name))
 
 
 def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:

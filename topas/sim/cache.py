@@ -103,6 +103,12 @@ class KvCache:
             self._leave((agent, task, stage), tokens)
             self._children.setdefault(agent, OrderedDict())[agent, task, stage] = None
 
+    def touch(self, agent: str) -> None:
+        """Make an idle prefix the most recently used leftover, as a look-up in a radix tree does."""
+        key = (agent, "", -1)
+        if key in self._leftovers:
+            self._leftovers.move_to_end(key)
+
     def evict_prefix(self, agent: str, now_s: float) -> None:
         """Move an unused prefix off the GPU, with everything cached behind it."""
         for key in list(self._children.get(agent, ())):

@@ -26,7 +26,7 @@ def check_decision(engine: Engine, event: Event, decision: Decision) -> None:
 
 
 def check_state(engine: Engine) -> None:
-    """I2-I7: tokens and requests are conserved, and memory holds."""
+    """I2-I8: tokens and requests are conserved, and memory holds."""
     cache, running = engine.cache, engine.running
     users: dict[str, int] = {}
     held = 0
@@ -47,7 +47,20 @@ def check_state(engine: Engine) -> None:
         _fail(engine, 5, f"prefixes {prefixes} + reservations {reserved} exceed {cache.budget}")
     if engine.waiting.keys() & running.keys() or engine.jobs.keys() != engine.waiting.keys() | running.keys():
         _fail(engine, 6, "a request is lost, or both waiting and running")
-    decoding = [job for job in running.values() if job.phase is Phase.DECODE]
+    _check_decoding(engine)
+
+
+def _check_decoding(engine: Engine) -> None:
+    """I7 and I8: what is counted of decoding requests is what they add up to."""
+    decoding = [job for job in engine.running.values() if job.phase is Phase.DECODE]
     left = sum(job.round.max_new_tokens - engine.generated(job) for job in decoding)
     if len(decoding) != engine.decoding or left != engine.max_left:
         _fail(engine, 7, f"{engine.decoding} requests with {engine.max_left} tokens left decode, not {left}")
+    fixed = sum(job.round.max_new_tokens - engine.generated(job) for job in decoding if job.fixed)
+    if fixed != engine.fixed_left:
+        _fail(engine, 7, f"requests of known length have {engine.fixed_left} tokens left, not {fixed}")
+    attended = sum(
+        engine.trace.agents[job.agent] + job.held + engine.generated(job) - job.generated for job in decoding
+    )
+    if attended != engine.attended:
+        _fail(engine, 8, f"decoding requests attend to {engine.attended} tokens, not {attended}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -35,6 +35,8 @@ IDLE_TURNS = 1000
 """Turns without a token, an admission or a step of time after which the run is broken off."""
 FRUITLESS_PREEMPTIONS = 20_000
 """Preemptions in a row without a finished request after which the run is broken off (livelock)."""
+REFRESH_PASSES = 32
+"""Every so many passes over the queue SGLang looks up all that waits, which keeps their prefixes young."""
 
 
 class Engine:
@@ -63,6 +65,17 @@ class Engine:
         )
         self.ratio = NewTokenRatio()
         self.by_ratio = profile.admission == "sglang"
+        self.in_tree = profile.prefix_sharing == "tree"
+        self.prefill_details = bool(
+            profile.prefill_s_per_seq
+            or profile.prefill_s_per_cached_token
+            or profile.prefill_s_per_pair
+            or profile.prefill_s_per_cached_pair
+        )
+        self.computing: set[str] = set()
+        self.followers: list[Job] = []
+        self.attended = 0
+        self.passes = 0
         self.now_s = 0.0
         self.step = 0
         self.jobs: dict[str, Job] = {}
@@ -73,6 +86,7 @@ class Engine:
         self.finishing: list[tuple[int, int, Job]] = []
         self.reserved = 0
         self.max_left = 0
+        self.fixed = self.fixed_left = 0
         self.changed = False
         self.full = False
         self.specs: dict[str, TaskSpec] = {}
@@ -159,7 +173,14 @@ class Engine:
                 self._ready(live, stage, 0)
 
     def _ready(self, live: LiveTask, stage: int, index: int) -> None:
-        """Queue a round's request."""
+        """Queue a round's request, after its way to the engine and back, where that takes time."""
+        if self.profile.request_s:
+            self._at(self.now_s + self.profile.request_s, lambda: self._queue(live, stage, index))
+        else:
+            self._queue(live, stage, index)
+
+    def _queue(self, live: LiveTask, stage: int, index: int) -> None:
+        """Put a round's request into the queue."""
         spec = self.specs[live.id].rounds[stage][index]
         profiled_ns = self.tracker.request_ready(live, stage, spec.input_tokens, spec.max_new_tokens)
         name = live.dag.names[stage]
@@ -175,6 +196,7 @@ class Engine:
             max_new_tokens=spec.max_new_tokens,
         )
         job = Job(request, live, stage, index, spec, profiled_ns)
+        job.fixed = self.profile.ignore_eos and spec.output_tokens == spec.max_new_tokens
         self.smallest = min(self.smallest, spec.reserve_tokens)
         self.jobs[request.id] = job
         self.waiting[request.id] = job
@@ -258,18 +280,37 @@ class Engine:
             return  # no request seen so far is that small
         event = self._event() if self.record else None
         start = self.clock()
-        order = sorted((job.request for job in self.waiting.values()), key=policy.rank(EngineView(self)))
+        view = EngineView(self)
+        order = sorted((job.request for job in self.waiting.values()), key=policy.rank(view))
+        if self.in_tree:
+            self._look_up(order, every=view.matched)
         admitted: list[str] = []
         for request in order[: self.params.K or None]:
             job = self.waiting[request.id]
             if not self.fits(job):
                 self.full = self.by_ratio
+                if self.in_tree:
+                    self.cache.touch(job.agent)
                 break
             self._admit(job, 0)
             admitted.append(request.id)
         self.decision_s.append(self.clock() - start)
         if self.record and event:
             self.record(event, decision_on(event, admitted))
+
+    def _look_up(self, order: Sequence[Request], *, every: bool) -> None:
+        """Keep the prefixes of waiting requests young, as SGLang's look-ups do (E24).
+
+        A policy that orders by what is cached looks up the whole queue at ``every`` pass.
+        """
+        refresh = self.passes % REFRESH_PASSES == 0
+        self.passes += 1
+        if every:
+            for job in self.waiting.values():
+                self.cache.touch(job.agent)
+        elif refresh:
+            for request in reversed(order):
+                self.cache.touch(request.agent)
 
     def _admit_planned(self, planned: Callable[[Door], Iterator[Request]]) -> None:
         """Admit what a plan says."""
@@ -292,7 +333,7 @@ class Engine:
         SGLang's own mode asks for one token more than the need.
         """
         need = job.request.reserve_tokens + self.by_ratio
-        if job.agent not in self.cache.active:
+        if job.agent not in self.cache.active or job.agent in self.computing:
             need += self.trace.agents[job.agent]
         return need <= self._free() and len(self.running) < self.profile.max_running
 
@@ -301,8 +342,8 @@ class Engine:
         if not self.by_ratio:
             prefixes = sum(self.trace.agents[a] for a in self.cache.active)
             return self.profile.kv_budget_tokens - prefixes - self.reserved
-        free = self.profile.kv_budget_tokens - self.cache.used - self._entering_left()
-        return free - self.ratio.value * self.max_left
+        free = self.profile.kv_budget_tokens - self.cache.used - self._entering_left() - self.fixed_left
+        return free - self.ratio.value * (self.max_left - self.fixed_left)
 
     def _entering_left(self) -> int:
         """Return what admitted requests that do not decode yet may generate."""
@@ -310,14 +351,17 @@ class Engine:
 
     def _event(self) -> Event:
         """Return the event of this instant."""
-        shares = self._shares()
+        shares, fixed = self._shares(), self._fixed_share()
         return self.tracker.event(
             self.now_s,
             self.profile.kv_budget_tokens,
             self.trace.agents,
             self.cache.resident,
             [self._waiting_seen(job) for job in self.waiting.values()],
-            [self._running_seen(job, *shares) for job in self.running.values()],
+            [
+                self._running_seen(job, fixed if job.fixed else shares[0], *shares[1:])
+                for job in self.running.values()
+            ],
         )
 
     def _shares(self) -> tuple[float, int, Fraction]:
@@ -335,7 +379,16 @@ class Engine:
         least, share = entering_share(room, entering, len(self.running) - self.decoding)
         if entering > room:
             return 0.0, least, share
-        return min(self.ratio.value, (room - entering) / max(self.max_left, 1)), least, share
+        left = room - entering - self.fixed_left
+        others = self.max_left - self.fixed_left
+        return max(min(self.ratio.value, left / max(others, 1)), 0.0), least, share
+
+    def _fixed_share(self) -> float:
+        """Return the share of a decoding request that the engine knows to use up its allowance: all, or
+        what there is.
+        """
+        room = self.profile.kv_budget_tokens - self.cache.used - self._entering_left()
+        return min(max(room / max(self.fixed_left, 1), 0.0), 1.0)
 
     def _waiting_seen(self, job: Job) -> Request:
         """Return a waiting request as the policy sees it now."""
@@ -387,6 +440,7 @@ class Engine:
         job.credit_ns = credit_ns
         self.reserved += job.request.reserve_tokens
         ready_s, job.cold = self.cache.acquire(job.agent, self.now_s)
+        follows = self.in_tree and job.agent in self.computing
         job.held = job.round.input_tokens + job.generated
         reused, there_s = 0, self.now_s
         reusable = self._reusable(job)
@@ -397,7 +451,20 @@ class Engine:
         self.recomputed += max(job.generated - max(reused - job.round.input_tokens, 0), 0)
         self.tracker.request_admitted(job.live, job.stage)
         wait_s = max(ready_s, there_s)
-        if wait_s > self.now_s:
+        if job.cold and self.in_tree and self.trace.agents[job.agent]:
+            self.computing.add(job.agent)
+        if follows and isinstance(self.policy, JointPolicy):
+            job.phase = Phase.LOADING
+            job.join_step = self.serial
+            self.followers.append(job)
+        elif follows:
+            job.cold = True
+            job.copied = self.trace.agents[job.agent]
+            job.held += job.copied
+            self.cache.used += job.copied
+            job.phase = Phase.PREFILL
+            self.to_prefill.append(job)
+        elif wait_s > self.now_s:
             job.phase = Phase.LOADING
             stamp = job.join_step = self.serial
             self._at(wait_s, lambda: self._loaded(job, stamp))
@@ -419,7 +486,12 @@ class Engine:
         self.cache.release(job.agent)
         if job.phase is Phase.DECODE:
             self.decoding -= 1
-            self.max_left -= job.max_left - (self.step - job.join_step)
+            done = self.step - job.join_step
+            self.max_left -= job.max_left - done
+            self.attended -= self.trace.agents[job.agent] + job.held + done
+            if job.fixed:
+                self.fixed -= 1
+                self.fixed_left -= job.max_left - done
         elif job.phase is Phase.PREFILL:
             self.to_prefill = [other for other in self.to_prefill if other is not job]
 
@@ -457,16 +529,21 @@ class Engine:
     def _prefill(self) -> None:
         """Run one prefill batch; it yields the first token of each of its requests."""
         batch, self.to_prefill = self.to_prefill, []
-        tokens = sum(job.prefill_tokens + (self.trace.agents[job.agent] if job.cold else 0) for job in batch)
+        followers, self.followers = self.followers, []
+        self.computing.clear()
+        prefill_s = self._prefill_s(batch)
         start_s = self.now_s
         if not self.decoding:
             self.full = False  # as in SGLang, where the latch goes with the empty batch that had it
         self.peak = max(self.peak, self.decoding + len(batch))
-        self.now_s += self.profile.prefill_base_s + tokens * self.profile.prefill_s_per_token
+        self.now_s += prefill_s
         self.events += 1
         for job in batch:
             job.start_s = start_s
             job.cold = False
+            job.held -= job.copied  # the tree keeps one copy
+            self.cache.used -= job.copied
+            job.copied = 0
             job.generated += 1
             job.held += 1
             self.cache.used += 1
@@ -476,13 +553,37 @@ class Engine:
             job.finish_step = self.step + left
             self.decoding += 1
             self.max_left += job.max_left
+            self.attended += self.trace.agents[job.agent] + job.held
+            if job.fixed:
+                self.fixed += 1
+                self.fixed_left += job.max_left
             if left:
                 self.serial += 1
                 heapq.heappush(self.finishing, (job.finish_step, self.serial, job))
             else:
                 self._finish(job)
+        for job in followers:
+            self._loaded(job, job.join_step)
         if self.by_ratio:
             self.changed = True  # the new requests now count by the ratio alone
+
+    def _prefill_s(self, batch: Sequence[Job]) -> float:
+        """Return the time of a prefill batch (E3)."""
+        profile, agents = self.profile, self.trace.agents
+        new = [job.prefill_tokens + (agents[job.agent] if job.cold else 0) for job in batch]
+        seconds = profile.prefill_base_s + sum(new) * profile.prefill_s_per_token
+        if not self.prefill_details:
+            return seconds
+        whole = [agents[job.agent] + job.held - job.copied for job in batch]
+        squares = sum(tokens**2 for tokens in whole)
+        cached_squares = sum((tokens - x) ** 2 for tokens, x in zip(whole, new, strict=True))
+        return (
+            seconds
+            + len(batch) * profile.prefill_s_per_seq
+            + (sum(whole) - sum(new)) * profile.prefill_s_per_cached_token
+            + (squares - cached_squares) * profile.prefill_s_per_pair
+            + cached_squares * profile.prefill_s_per_cached_pair
+        )
 
     def _decode(self) -> None:
         """Run equal decode steps until a request finishes, something happens, or memory matters."""
@@ -497,17 +598,19 @@ class Engine:
                 self._retract()
                 return
             most = min(most, room)
+        kv = self.attended if self.in_tree else self.cache.used
+        steps = most
         if self.heap:
-            steps = steps_until(self.profile, n, self.cache.used, self.heap[0][0] - self.now_s, most)
-        else:
-            steps = most
-        self.now_s += run_s(self.profile, n, self.cache.used, steps)
+            steps = steps_until(self.profile, n, kv, self.heap[0][0] - self.now_s, most)
+        self.now_s += run_s(self.profile, n, kv, steps)
         self.step += steps
         self.steps += steps
         self.step_requests += steps * n
         self.events += 1
         self.cache.used += steps * n
         self.max_left -= steps * n
+        self.fixed_left -= steps * self.fixed
+        self.attended += steps * n
         self.ratio.decay(steps)
         while finishing and finishing[0][0] <= self.step:
             step, _, job = heapq.heappop(finishing)

@@ -24,12 +24,14 @@ class Job:
 
     ``request`` are its lasting facts, ``seen`` how a policy last saw it in the queue.
     ``generated`` is exact except while decoding, where it lags: the engine counts decode steps once for
-    the whole batch (see ``Engine.generated``). ``held`` are its dynamic KV tokens, lagging alike.
+    the whole batch (see ``Engine.generated``). ``held`` are its dynamic KV tokens, lagging alike;
+    ``copied`` of them are a copy of the prefix, until its prefill is done. ``cold``: its prefill computes
+    the prefix. ``fixed``: the engine knows that it will use up its allowance.
     """
 
     __slots__ = (
-        "agent", "cold", "credit_ns", "finish_step", "generated", "held", "join_step", "kept", "live",
-        "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns",
+        "agent", "cold", "copied", "credit_ns", "finish_step", "fixed", "generated", "held", "join_step",
+        "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns",
         "stage", "start_s",
     )  # fmt: skip
 
@@ -50,6 +52,8 @@ class Job:
         self.kept = False
         self.prefill_tokens = 0
         self.cold = False
+        self.copied = 0
+        self.fixed = False
         self.credit_ns = 0
         self.service_ns = 0
         self.start_s = -1.0

@@ -11,14 +11,32 @@ from topas.online.tracker import LiveTask
 if TYPE_CHECKING:
     from topas.sim.engine import Engine
 
+DUPLICATE_TOKENS = 32
+"""SGLang looks for shared beginnings in the queue where at most so many tokens are cached."""
+
+
+def duplicates(engine: Engine) -> frozenset[str]:
+    """Return the waiting requests that miss a prefix which one before them in the queue misses too."""
+    seen: set[str] = set()
+    found = set()
+    for job in engine.waiting.values():
+        missing = engine.cached_tokens(job.request) <= DUPLICATE_TOKENS
+        if missing and engine.trace.agents[job.agent] >= DUPLICATE_TOKENS:
+            if job.agent in seen:
+                found.add(job.request.id)
+            seen.add(job.agent)
+    return frozenset(found)
+
 
 class EngineView:
     """The queue as a queue policy sees it, and the door (:class:`topas.policies.Door`)."""
 
-    __slots__ = ("_engine",)
+    __slots__ = ("_behind", "_engine", "matched")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.matched = False
+        self._behind: frozenset[str] | None = None if engine.in_tree else frozenset()
 
     @property
     def waiting(self) -> Collection[Request]:
@@ -31,8 +49,14 @@ class EngineView:
         return self._engine.tracker.tasks
 
     def cached(self, request: Request) -> int:
-        """Return how many prompt tokens are on the GPU."""
-        return self._engine.cached_tokens(request)
+        """Return how many prompt tokens are on the GPU.
+
+        For a duplicate that is less than nothing: SGLang's LPM lets it wait until the prefix is there.
+        """
+        self.matched = True
+        if self._behind is None:
+            self._behind = duplicates(self._engine)
+        return -1 if request.id in self._behind else self._engine.cached_tokens(request)
 
     @property
     def running(self) -> Collection[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import networkx as nx
@@ -276,7 +277,7 @@ class Book:
         for entry in self.entries.values():
             agents[entry.agent.id] = entry.agent.prefix_tokens
         for entry in self.entries.values():
-            alone = kv_tokens - agents[entry.agent.id]
+            alone = max(kv_tokens - agents[entry.agent.id], 0)
             left = max(entry.max_new_tokens - entry.output_tokens, 0)
             held = entry.input_tokens - entry.shared_tokens() + entry.output_tokens + page_tokens
             if entry.phase is Phase.RUNNING and not entry.ratio_free:
@@ -403,9 +404,9 @@ class Book:
         entry.start_s = -1.0
 
 
-def _ancestors(dag: Dag, stage: int) -> set[int]:
+@lru_cache(maxsize=4096)
+def _ancestors(dag: Dag, stage: int) -> frozenset[int]:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(dag)))
     graph.add_edges_from((before, k) for k in range(len(dag)) for before in dag.before[k])
-    found: set[int] = nx.ancestors(graph, stage)
-    return found
+    return frozenset(nx.ancestors(graph, stage))

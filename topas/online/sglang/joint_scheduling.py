@@ -8,6 +8,7 @@ the next event SGLang is offered nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from topas.decision import Decision
@@ -24,6 +25,11 @@ from topas.policies.policy import JointPolicy
 FRUITLESS_OFFERS = 3
 """Offers in a row that an idle engine refuses before all locks go and everything is offered to it."""
 
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+"""After a failed event the next one waits, twice as long with every failure in a row: what fails each time
+would else preempt each time."""
+
 
 class Stalled(RuntimeError):  # noqa: N818  it says what happened
     """A decision would leave an idle engine idle although requests wait."""
@@ -34,7 +40,8 @@ class JointScheduling(Scheduling):
 
     ``_chosen`` are the requests on offer, in order; None while the engine serves first come, first served
     because the last event failed. ``_resident`` are the agents that may have a prefix in GPU memory,
-    ``_pins`` the locks on those that shall stay there.
+    ``_pins`` the locks on those that shall stay there. ``_back`` are the requests preempted in this step,
+    which must not run again in it.
     """
 
     def __init__(  # noqa: PLR0913  its parts
@@ -53,22 +60,31 @@ class JointScheduling(Scheduling):
         self._resident: dict[str, Agent] = {}
         self._pins: dict[str, Pin] = {}
         self._fruitless = 0
+        self._back: set[int] = set()
+        self._failures = 0
+        self._retry_s = 0.0
 
     # --- one scheduling step --------------------------------------------------------------------------
 
     def prefill(self, original: Callable[[], Any], batch: Any) -> Any:  # noqa: ANN401
         """Offer SGLang what was chosen; decide anew first if something changed."""
         engine = self.engine
+        self._back.clear()
         idle = self._chosen == [] and engine.waiting and not batch.reqs and engine.chunked is None
-        if self.changed or idle:
+        if (self.changed or idle) and self.now_s() >= self._retry_s:
             self.changed = False
             batch.batch_is_full = False  # SGLang clears this only when a request leaves
-            self.guard("event", lambda: self._event(batch), self._fall_back)
-        if self._chosen is None:
+            self.guard("event", lambda: self._event(batch), self._failed)
+        if self._chosen is None and not self._back:
             answer = original()
-            self.guard("book", lambda: self._started_by_engine(answer), lambda: None)
+            self.guard("book", lambda: self._note(answer), lambda: None)
             return answer
-        offer = self.guard("offer", self._offer, lambda: list(engine.waiting))
+        if self._chosen is None:  # what failed, failed after it had preempted: all others are on offer
+            self.changed = True
+            answer = self._offered(original, self._all_but_preempted(), batch)
+            self._chosen = None
+            return answer
+        offer = self.guard("offer", self._offer, self._all_but_preempted)
         if not offer and engine.chunked is None and not engine.has_grammars:
             return None, batch
         return self._offered(original, offer, batch)
@@ -77,6 +93,8 @@ class JointScheduling(Scheduling):
         """Let SGLang choose from the offer alone, then put its queue together again."""
         engine = self.engine
         whole = engine.waiting
+        known = {id(req) for req in whole}
+        offer = [req for req in offer if id(req) in known]
         engine.waiting = list(offer)
         answer = None
         try:
@@ -84,7 +102,6 @@ class JointScheduling(Scheduling):
         finally:
             left = engine.waiting
             still = {id(req) for req in left}
-            known = {id(req) for req in whole}
             taken = {id(req) for req in offer} - still
             new = [req for req in left if id(req) not in known]  # a grammar is ready, for instance
             engine.waiting = [req for req in whole if id(req) not in taken] + new
@@ -110,15 +127,9 @@ class JointScheduling(Scheduling):
                 self.report("refused", "an idle engine refuses what was chosen; first come, first served")
                 self._fall_back()
 
-    def _started_by_engine(self, answer: Any) -> None:  # noqa: ANN401
+    def _note(self, answer: Any) -> None:  # noqa: ANN401
         """While first come, first served: note what SGLang took by itself."""
-        new = answer[0]
-        if new is not None:
-            now_s = self.now_s()
-            for req in new.reqs:
-                entry = self.entry(req)
-                if entry is not None and entry.phase is not Phase.RUNNING:
-                    self.book.started(entry, now_s)
+        if self.started_by_engine(answer):
             self.changed = True
 
     # --- one event ------------------------------------------------------------------------------------
@@ -130,6 +141,9 @@ class JointScheduling(Scheduling):
         self.reconcile(running)
         self._chosen = [req for req in engine.waiting if self._may_be_offered(req)]
         entries = list(book.entries.values())
+        for entry in entries:  # also those that the engine took by itself brought their prefixes
+            if entry.phase is not Phase.WAITING and entry.agent.prefix_tokens:
+                self._resident[entry.agent.id] = entry.agent
         if not any(entry.phase is Phase.WAITING for entry in entries):
             self._keep({entry.agent.id: entry.agent for entry in entries if entry.phase is not Phase.WAITING})
             self._show()
@@ -158,13 +172,16 @@ class JointScheduling(Scheduling):
             raise Stalled(f"nothing of {len(event.waiting)} waiting requests admitted to an idle engine")
         self._carry_out(event, decision, batch)
         self._show()
+        self._failures = 0
         self.metrics.count("decisions")
         self.metrics.time("event_seconds", self._clock() - started_s)
         if self._log is not None:
             self._write(event, decision)
 
     def _is_resident(self, agent: Agent) -> bool:
-        return agent.prefix_tokens > 0 and self.engine.on_gpu(agent) >= agent.prefix_tokens
+        """Return whether a prefix is in GPU memory as far as it fills whole pages: no others are cached."""
+        whole_pages = agent.prefix_tokens - agent.prefix_tokens % self.engine.page_tokens
+        return agent.prefix_tokens > 0 and self.engine.on_gpu(agent) >= whole_pages
 
     def _carry_out(self, event: Event, decision: Decision, batch: Any) -> None:  # noqa: ANN401
         book, now_s = self.book, self.now_s()
@@ -196,9 +213,9 @@ class JointScheduling(Scheduling):
 
     def _preempt(self, entries: list[Entry], batch: Any, now_s: float) -> None:  # noqa: ANN401
         running = [entry for entry in entries if entry.phase is Phase.RUNNING]
-        back = {id(req) for req in self.engine.preempt([entry.req for entry in running], batch)}
+        self._back = {id(req) for req in self.engine.preempt([entry.req for entry in running], batch)}
         for entry in entries:
-            if entry.phase is Phase.ADMITTED or id(entry.req) in back:
+            if entry.phase is Phase.ADMITTED or id(entry.req) in self._back:
                 entry.output_tokens = len(entry.req.output_ids)
                 self.book.put_back(entry, now_s)
 
@@ -222,7 +239,7 @@ class JointScheduling(Scheduling):
         """Move the prefixes of R_out off the GPU; return how many were there."""
         in_use = {entry.agent.id for entry in self.book.entries.values() if entry.phase is not Phase.WAITING}
         released = 0
-        for name in self._resident.keys() - set(decision.resident) - in_use:
+        for name in sorted(self._resident.keys() - set(decision.resident) - in_use):
             released += self.engine.release(self._resident.pop(name)) > 0
         return released
 
@@ -254,6 +271,9 @@ class JointScheduling(Scheduling):
                 offer.append(req)
         return offer
 
+    def _all_but_preempted(self) -> list[Any]:
+        return [req for req in self.engine.waiting if id(req) not in self._back]
+
     def _has_leader(self, agent: Agent) -> bool:
         """Return whether a request of the agent is in its prefill."""
         return any(
@@ -263,12 +283,19 @@ class JointScheduling(Scheduling):
 
     # --- when it goes wrong ---------------------------------------------------------------------------
 
+    def _failed(self) -> None:
+        """Leave the engine to itself for a while."""
+        self._retry_s = self.now_s() + min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+        self._failures = min(self._failures + 1, 60)
+        self.changed = True
+        self._fall_back()
+
     def _fall_back(self) -> None:
         """Serve first come, first served until the next event: no locks, everything on offer."""
         self._chosen = None
         pins, self._pins = self._pins, {}
         for pin in pins.values():
-            self.engine.unpin(pin)
+            self.guard("unlock", partial(self.engine.unpin, pin), lambda: None)
 
     def reset(self) -> None:
         """Forget the locks: the tree they were in is gone."""

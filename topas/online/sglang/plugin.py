@@ -13,6 +13,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from topas.online.sglang.compat import (
@@ -54,8 +55,7 @@ def register() -> None:
 
 def _asked_for(argv: list[str]) -> bool:
     """Return whether a command line chooses one of our policies."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    chosen = {value for flag, value in pairs if flag == "--schedule-policy"}
+    chosen = {value for flag, value in pairwise(argv) if flag == "--schedule-policy"}
     chosen |= {arg.partition("=")[2] for arg in argv if arg.startswith("--schedule-policy=")}
     return bool(chosen & set(POLICIES))
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from topas.wire import MAX_NAME
+
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 SAMPLES = 8
@@ -236,7 +238,8 @@ class PrefixBook:
         found = name if name is not None else "shared-1"
         while found in self._ids:
             number += 1
-            found = f"{name}#{number}" if name is not None else f"shared-{number}"
+            end = f"#{number}"
+            found = f"{name[: MAX_NAME - len(end)]}{end}" if name is not None else f"shared-{number}"
         self._ids.add(found)
         return found
 

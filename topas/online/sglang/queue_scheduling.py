@@ -40,7 +40,9 @@ class QueueScheduling(Scheduling):
         if self.changed:
             self.changed = False
             self.guard("order", lambda: self._order(batch), lambda: None)
-        return original()
+        answer = original()
+        self.guard("book", lambda: self.started_by_engine(answer), lambda: False)
+        return answer
 
     def _order(self, batch: Any) -> None:  # noqa: ANN401
         started_s = self._clock()

@@ -21,6 +21,9 @@ logger = logging.getLogger("topas")
 HEALTH_CHECK = "HEALTH_CHECK"
 """Request ids of SGLang's health checks begin so."""
 
+EXPIRY_EVERY_S = 1.0
+"""How often tasks that nothing is heard of are looked for; that takes time with their number."""
+
 Result = TypeVar("Result")
 
 
@@ -34,6 +37,7 @@ class Scheduling(ABC):
         self._clock = clock
         self._start_s = clock()
         self._reported: set[str] = set()
+        self._next_expiry_s = 0.0
         self.changed = False
 
     def now_s(self) -> float:
@@ -120,9 +124,23 @@ class Scheduling(ABC):
                     self.book.put_back(entry, now_s)
             else:
                 self.book.left(entry, now_s, completed=False)
-        expired = self.book.expire(now_s)
-        if expired:
-            self.metrics.count("expired_tasks", expired)
+        if now_s >= self._next_expiry_s:
+            self._next_expiry_s = now_s + EXPIRY_EVERY_S
+            expired = self.book.expire(now_s)
+            if expired:
+                self.metrics.count("expired_tasks", expired)
+
+    def started_by_engine(self, answer: Any) -> bool:  # noqa: ANN401
+        """Note what SGLang took from the whole queue by itself; return whether it took anything."""
+        new = answer[0]
+        if new is None:
+            return False
+        now_s = self.now_s()
+        for req in new.reqs:
+            entry = self.entry(req)
+            if entry is not None and entry.phase is not Phase.RUNNING:
+                self.book.started(entry, now_s)
+        return True
 
     def entry(self, req: Any) -> Entry | None:  # noqa: ANN401
         """Return what the book knows of a request."""
