@@ -296,7 +296,7 @@ def admit_by(rule, force, most, status, p, s, row):
     enter(status, p, s)
     queue_up(rule, status, p, p.left, s)
     count = 0
-    while s.count[0] < p.max_running:
+    while s.count[0] < p.max_running and count < p.most_changes:
         a = choose(rule, force, most, s)
         if a < 0:
             break
@@ -329,7 +329,7 @@ def propose(rule, force, most, dropped, p, s, c):
             if status[node] == RUNNING and p.agent[node] == dropped:
                 status[node] = WAITING
     count = 0 if rule < 0 else admit_by(rule, force, most, status, p, s, row)
-    kept = 0
+    kept = dropped_count = 0
     key = np.int64(0)
     for k in range(count):
         node = row[k]
@@ -342,6 +342,9 @@ def propose(rule, force, most, dropped, p, s, c):
     for node in range(len(status)):
         if p.status[node] == RUNNING and status[node] != RUNNING:
             key += p.mark[node] * 3
+            dropped_count += 1
+    if dropped_count > p.most_changes:
+        return 0
     for other in range(n):
         if c.key[other] == key:
             return other

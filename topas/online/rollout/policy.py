@@ -10,12 +10,18 @@ from topas.decision import Decision
 from topas.event import Event
 from topas.online.rollout import kernel
 from topas.online.rollout.situation import Settings, case_of, room_for
+from topas.online.search import select
 from topas.policies.policy import JointPolicy
 from topas.score import decision_on
 
 
 def decide_with(event: Event, settings: Settings) -> Decision:
-    """Return the best candidate's decision."""
+    """Return the best candidate's decision.
+
+    Where the state must shrink, or no rule has work for an idle engine, the paper's search decides.
+    """
+    if not fits_as_it_is(event):
+        return select(event)
     case = case_of(event, settings)
     situation = case.situation
     scratch, candidates = room_for(situation)
@@ -24,7 +30,17 @@ def decide_with(event: Event, settings: Settings) -> Decision:
     dropped = np.flatnonzero(
         (situation.status == kernel.RUNNING) & (candidates.status[choice] == kernel.WAITING)
     )
+    if not len(taken) and not event.running:
+        return select(event)
     return decision_on(event, [_id(case.requests, k) for k in taken], [_id(case.requests, k) for k in dropped])
+
+
+def fits_as_it_is(event: Event) -> bool:
+    """Return whether all running requests may keep running."""
+    agents = {request.agent for request in event.running}
+    tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
+    most = event.params.max_running
+    return tokens <= event.budget_tokens and (not most or len(event.running) <= most)
 
 
 def _id(requests, node) -> str:

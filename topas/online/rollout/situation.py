@@ -81,6 +81,7 @@ class Situation(NamedTuple):
     running: bool
     budget: int
     max_running: int
+    most_changes: int
     host: bool
     prefill_base: float
     prefill_token: float
@@ -182,17 +183,19 @@ class _Builder:
             before = len(self.nodes)
             self.first.append(-1)
             self.missing.append(0)
-            if not done[k]:
-                self.missing[-1] = sum(not done[b] for b in dag.before[k])
-                self._add_stage(t, base + k, name, k, state)
+            requests = self.active.get((name, dag.names[k]), [])
+            if requests or not done[k]:
+                self.missing[-1] = 0 if requests else sum(not done[b] for b in dag.before[k])
+                self._add_stage(t, base + k, k, state, requests, expected=not done[k])
             self.stage_left.append(len(self.nodes) - before)
             self.after.extend(base + b for b in dag.after[k])
             self.after_at.append(len(self.after))
         self.left.append(len(self.nodes) - start)
         self.stages.append(max(len(dag), self.left[-1]))
 
-    def _add_stage(self, t: int, stage: int, name: str, k: int, state: TaskState) -> None:
-        requests = self.active.get((name, state.dag.names[k]), [])
+    def _add_stage(  # noqa: PLR0913  a stage's place, state and requests
+        self, t: int, stage: int, k: int, state: TaskState, requests: list[Request], *, expected: bool
+    ) -> None:
         outlook = state.outlooks[k] if state.outlooks else _outlook(self.event, state, k, requests)
         depth, start = state.dag.depth[k], len(self.nodes)
         for request in requests:
@@ -206,7 +209,7 @@ class _Builder:
                 outlook,
             )
         done = state.requests[k] if state.requests else 0
-        more = requests_left(outlook.counts, done) - len(requests)
+        more = requests_left(outlook.counts, done) - len(requests) if expected else 0
         owner = self._owner(outlook.agent)
         reserve = outlook.input_tokens + outlook.max_new_tokens
         for number in range(more if requests else max(more, 1)):
@@ -283,6 +286,7 @@ def case_of(event: Event, settings: Settings) -> Case:
         running=bool(event.running),
         budget=event.budget_tokens,
         max_running=event.params.max_running or len(requests),
+        most_changes=event.params.K or len(requests),
         host=costs.host,
         prefill_base=costs.prefill_base_s,
         prefill_token=costs.prefill_s_per_token,
