@@ -10,6 +10,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from compare.cell import Generated
+from compare.live.server import ServerPaths, cpu_server_paths
+from compare.live.side_by_side import Settings, play_all, runs_of
 from oracle.event import prepare, solve_event
 from oracle.result import Status
 from oracle.trace import lower_bounds
-from topas.errors import SimulationError
+from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
 from topas.online.search import select
@@ -29,7 +33,7 @@ from topas.profile import load_profile
 from topas.residual import residual_of_seconds
 from topas.sim import simulate
 from topas.workflow import dag_of
-from traces.workloads import generate
+from traces.workloads import WorkloadOptions, generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,38 @@ def figures(repeats: int) -> list[Figure]:
         Figure("all policies on 1,000 tasks of Chain-3, one core", best(1, all_policies_s), "s", 60.0),
         *event_optimum(),
         Figure("lower bounds of 300 tasks of Chain-3 at 0.15 task/s", best(1, bounds_s), "s", 60.0),
+        *served(repeats),
     ]
+
+
+SERVED = "topas decision in a real SGLang server"
+
+
+def served_figures(repeats: int, paths: ServerPaths) -> list[Figure]:
+    """Measure what TOPAS costs inside a real server on this CPU: a burst of Chain-3, all of it decided."""
+    options = WorkloadOptions(prefix_tokens=1000, input_tokens=64, output_tokens=64)
+    source = Generated("chain-3", 1000.0, 16, 1, options)
+    profile = load_profile("study").model_copy(update={"kv_budget_tokens": 4000, "max_running": 8})
+    settings = Settings(4000, 8, profile, Params())
+    with tempfile.TemporaryDirectory(prefix="topas-") as folder:
+        played = play_all(runs_of([source], ["topas"], repeats, settings), Path(folder), paths)
+        if played.failures:
+            raise SimulationError(f"a run on a real server failed: {next(iter(played.failures.values()))}")
+    rows = list(played.rows.values())
+    return [
+        Figure(f"{SERVED}: choosing", min(row.decision_ms_mean or 0.0 for row in rows), "ms", 2.0),
+        Figure(f"{SERVED}: whole event", min(row.event_ms_mean or 0.0 for row in rows), "ms", 3.0),
+    ]
+
+
+def served(repeats: int) -> list[Figure]:
+    """Measure in a real server, if one can be started here; else say why not."""
+    try:
+        paths = cpu_server_paths()
+    except InputError as error:
+        print(f"left out: {SERVED}: {error}")
+        return []
+    return served_figures(repeats, paths)
 
 
 def _shown(value: float) -> str:

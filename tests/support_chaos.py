@@ -43,7 +43,7 @@ KV_TOKENS = 3500
 
 def prompt_of(seed: object, tokens: int) -> list[int]:
     """Return token ids that belong to a seed."""
-    return random.Random(str(seed)).choices(range(10, 1000), k=tokens)
+    return random.Random(str(seed)).choices(range(10, 1000), k=tokens)  # noqa: S311  no secret
 
 
 @dataclass
@@ -96,7 +96,9 @@ class Clients:
         self.answers[rid] = answer
         return answer
 
-    async def leave(self, prompt: Sequence[int], tokens: int, rid: str, params: object, after_s: float) -> None:
+    async def leave(
+        self, prompt: Sequence[int], tokens: int, rid: str, params: object, after_s: float
+    ) -> None:
         """Begin to read a stream, and hang up."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ask(prompt, tokens, rid, params, stream=True), after_s)
@@ -199,7 +201,11 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="topas-chaos-")
 
 @contextmanager
 def watched(
-    args: Sequence[str] = (), env: Mapping[str, str] | None = None, *, policy: str = "topas", **kind: Any  # noqa: ANN401
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    *,
+    policy: str = "topas",
+    **kind: Any,  # noqa: ANN401
 ) -> Iterator[tuple[Server, Path]]:
     """Give a server with all checks, the probe, and a log of the decisions that are made meanwhile."""
     name = "-".join([policy, *args, *(f"{key}{value}" for key, value in sorted(kind.items()))])
@@ -236,9 +242,15 @@ LONGEST = 60
 
 PREFIXES = {agent: prompt_of(agent, tokens) for agent, tokens in {"A": 900, "B": 700, "C": 500}.items()}
 PROMPTS = [
-    (agent, prefix + prompt_of((agent, k), 10 + 30 * k)) for agent, prefix in PREFIXES.items() for k in range(4)
+    (agent, prefix + prompt_of((agent, k), 10 + 30 * k))
+    for agent, prefix in PREFIXES.items()
+    for k in range(4)
 ]
-DAG = {"plan": {"agent": "A"}, "left": {"agent": "B", "after": ["plan"]}, "right": {"agent": "C", "after": ["plan"]}}
+DAG = {
+    "plan": {"agent": "A"},
+    "left": {"agent": "B", "after": ["plan"]},
+    "right": {"agent": "C", "after": ["plan"]},
+}
 """The workflow of a campaign's honest tasks."""
 
 HOSTILE: tuple[object, ...] = (
@@ -285,7 +297,7 @@ class Campaign:
 
     async def play(self, clients: Clients) -> None:
         """Run ``size`` tasks with up to three stages, some 30 at a time."""
-        rng = random.Random(self.seed)
+        rng = random.Random(self.seed)  # noqa: S311  no secret
         gate = asyncio.Semaphore(30)
 
         async def task(k: int, mine: random.Random) -> None:
@@ -294,7 +306,7 @@ class Campaign:
 
         async with asyncio.TaskGroup() as group:
             for k in range(self.size):
-                group.create_task(task(k, random.Random(rng.random())))
+                group.create_task(task(k, random.Random(rng.random())))  # noqa: S311  no secret
 
     async def _task(self, clients: Clients, k: int, rng: random.Random) -> None:
         stages = ["plan", "left", "right"]
@@ -317,7 +329,7 @@ class Campaign:
                     request = rng.choice(mine), rng.choice((1, 2, 10, 30, LONGEST))
                     self.sent[rid] = request
                     params = self._params(rng, manner, name, stage)
-                    group.create_task(self._one(clients, rid, request, params, random.Random(rng.random())))
+                    group.create_task(self._one(clients, rid, request, params, random.Random(rng.random())))  # noqa: S311  no secret
 
     @staticmethod
     def _params(rng: random.Random, manner: str, name: str, stage: str) -> object:

@@ -333,6 +333,53 @@ def test_a_stage_without_name_and_agent_is_main(talk: Talk) -> None:
     assert talk.ask().live.dag.names == ("main",)
 
 
+# ------------------------------------------------------------------------------------- overtaking and pace
+
+
+def test_a_request_that_later_tasks_overtook_too_often_is_the_only_one_that_policies_see() -> None:
+    talk = Talk(book(max_overtaken=3))
+    talk.ask("old", outputs=3)
+    late = talk.ask("late")
+    for k in range(3):
+        talk.now_s += 1.0
+        assert len(talk.event().waiting) == 2
+        talk.run(talk.ask(f"new{k}", final=True))
+    assert {request.id for request in talk.event().waiting} == {"r00000001"}
+    talk.run(next(iter(talk.book.entries.values())))
+    assert {request.id for request in talk.event().waiting} == {late.id}
+
+
+def test_requests_of_the_same_or_an_earlier_task_overtake_nobody() -> None:
+    talk = Talk(book(max_overtaken=1))
+    first = talk.ask("first")
+    talk.now_s = 1.0
+    talk.ask("second")
+    talk.run(first)
+    talk.run(talk.ask("first"))
+    assert talk.book.overdue() is None
+
+
+def test_without_a_profile_times_are_scaled_to_those_of_the_latest_requests(talk: Talk) -> None:
+    given = talk.event().params
+    for _ in range(8):
+        entry = talk.ask()
+        entry.output_tokens = 20
+        talk.run(entry, 20 * 3 * given.decode_s_per_token)
+    seen = talk.event().params
+    assert seen.decode_s_per_token == pytest.approx(3 * given.decode_s_per_token)
+    assert seen.swap_s_per_token == pytest.approx(3 * given.swap_s_per_token)
+
+
+def test_with_a_profile_times_are_the_profiles() -> None:
+    talk = Talk(book(profile="study"))
+    given = talk.event().params
+    for _ in range(8):
+        entry = talk.ask()
+        entry.output_tokens = 1
+        talk.run(entry, 7.0)
+    assert talk.event().params.decode_s_per_token == given.decode_s_per_token
+
+
 # ------------------------------------------------------------------------------------------------ forgetting
 
 

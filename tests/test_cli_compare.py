@@ -245,7 +245,7 @@ def test_the_same_failure_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["chain-3", "--seeds", "1,1"], "found one twice in '1,1'"),
         (["chain-3", "--seeds", ""], "expected numbers"),
         (["chain-3", "--policies", "lpm,lpm"], "found one twice"),
-        (["chain-3", "--engine", "sglang"], "invalid choice"),
+        (["chain-3", "--engine", "vllm"], "invalid choice"),
     ],
 )
 def test_bad_input_is_refused_with_status_2_before_anything_runs(

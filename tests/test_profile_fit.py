@@ -67,6 +67,7 @@ class MadeUpEngine:
     now_s: float = 100.0
 
     async def ask(self, prompt: Sequence[int], new_tokens: int, every: int) -> Timed:
+        """Wait for the batch."""
         asked: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
         self.waiting.append((prompt, new_tokens, every, asked))
         await asyncio.sleep(0)

@@ -1,16 +1,16 @@
 """TOPAS inside a real SGLang under disorderly clients: nothing is lost, nobody starves, no memory leaks.
 
-Larger campaigns: ``python tests/test_serving_chaos.py KINDS SEEDS TASKS``, for example ``plain,all 1,2,3 200``.
+Larger campaigns: ``python tests/test_serving_chaos.py KINDS SEEDS TASKS``, as in ``plain,all 1,2,3 200``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -120,46 +120,32 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
     assert len(hungry.ids) < 100
 
 
-def _busy(clients: Clients, name: str, agent: str, prompt: list[int], tokens: int) -> Callable[[], Awaitable[None]]:
-    """Return a client that asks again and again until the event ``stop`` of its own is set."""
-
-    async def run() -> None:
-        count = 0
-        while True:
-            await clients.ask([*prompt, *prompt_of((name, count), 20)], tokens, f"{name}-{count}", _facts(
-                f"{name}-{count}", agent
-            ))
-            count += 1
-
-    return run
+async def _hot(clients: Clients, name: str, prefix: list[int]) -> None:
+    """Ask again and again."""
+    for count in itertools.count():
+        rid = f"{name}-{count}"
+        await clients.ask([*prefix, *prompt_of(rid, 20)], 30, rid, _facts(rid, "hot"))
 
 
-async def _against(clients: Clients, busy: int, prefix: list[int], rid: str, prompt: list[int], tokens: int) -> float:
-    """Return how long a request takes while ``busy`` clients of another agent never stop."""
-    loops = [
-        asyncio.create_task(_busy(clients, f"{rid}-hot{k}", "hot", prefix, 30)()) for k in range(busy)  # type: ignore[arg-type]
-    ]
-    await asyncio.sleep(1)
-    answer = await clients.ask(prompt, tokens, rid, _facts(rid, "cold"))
-    for loop in loops:
-        loop.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
-    return answer.wait_s
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(900, 20), (3000, 400)])
-def test_endless_hot_arrivals_do_not_starve(size: int, tokens: int) -> None:
-    """A cold request, and one that fits alone only, beside an agent that fills the memory for ever."""
-    waited: list[float] = []
+def test_endless_hot_arrivals_do_not_starve_a_cold_request_nor_one_that_fits_only_alone() -> None:
+    """Beside an agent that fills the memory for ever."""
+    rid, prefix = "cold", prompt_of("hot", 900)
 
     async def play(clients: Clients) -> None:
-        hot = prompt_of("hot", 900)
-        waited.append(await _against(clients, 12, hot, f"cold{size}", prompt_of(("cold", size), size), tokens))
+        hot = [asyncio.create_task(_hot(clients, f"{rid}-hot{k}", prefix)) for k in range(12)]
+        await asyncio.sleep(1)
+        await clients.ask(prompt_of(rid, 900), 20, rid, _facts(rid, "cold"))
+        await clients.ask(prompt_of("huge", 3000), 400, "huge", _facts("huge", "cold"))
+        for one in hot:
+            one.cancel()
+        await asyncio.gather(*hot, return_exceptions=True)
 
     with watched(kv_tokens=KV_TOKENS) as (server, _):
-        together(server, play, 40)
+        clients = together(server, play, 90)
         assert_nothing_left(server)
-    assert waited[0] < 20
+    assert {clients.answers[name].reason for name in (rid, "huge")} == {"length"}
+    assert clients.answers[rid].wait_s < 20
+    assert clients.answers["huge"].wait_s < 40
 
 
 def test_behind_a_huge_head_a_small_request_is_served() -> None:

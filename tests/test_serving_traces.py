@@ -174,7 +174,9 @@ def test_a_queue_policy_admits_in_its_order(policy: str) -> None:
             await asyncio.sleep(0.3)
             for place in ("t2/a", "t1/b", "t3/c"):
                 task, stage = place.split("/")
-                one = clients.ask(prompt_of((policy, place), 1800), 3, f"{policy}/{place}", facts(task, stage))
+                one = clients.ask(
+                    prompt_of((policy, place), 1800), 3, f"{policy}/{place}", facts(task, stage)
+                )
                 group.create_task(one)
                 await asyncio.sleep(0.1)
             await clients.abort(f"{policy}/whole")

@@ -5,22 +5,36 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from topas.errors import InputError
 from topas.schema import parse_json, validate
+
+_DETAILS = frozenset(
+    {
+        "prefill_s_per_seq",
+        "prefill_s_per_cached_token",
+        "prefill_s_per_pair",
+        "prefill_s_per_cached_pair",
+        "request_s",
+        "prefix_sharing",
+        "ignore_eos",
+    }
+)
+"""Fields that only measured profiles have."""
 
 
 class Profile(BaseModel):
     """Engine constants; units are in the names.
 
-    A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s +
-    n * prefill_s_per_seq + x * prefill_s_per_token + y * prefill_s_per_cached_token`` and, for attention,
-    ``prefill_s_per_pair`` times the sum over its requests of (x + y)^2 - y^2 and ``prefill_s_per_cached_pair``
-    times that of y^2 (a backend that also attends from cached tokens). A decode step of n requests over k KV
-    tokens takes ``decode_base_s + n * decode_s_per_seq + k * decode_s_per_kv_token``.
+    A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s + n
+    * prefill_s_per_seq + x * prefill_s_per_token + y * prefill_s_per_cached_token`` and, for attention,
+    ``prefill_s_per_pair`` times the sum over its requests of (x + y)^2 - y^2, and
+    ``prefill_s_per_cached_pair`` times that of y^2 (a backend that also attends from cached tokens). A
+    decode step of n requests over k KV tokens takes ``decode_base_s + n * decode_s_per_seq + k *
+    decode_s_per_kv_token``.
 
     ``request_s`` passes outside the engine for each request: network, tokenizer, detokenizer. With
     ``prefix_sharing`` "tree" a shared prefix is one copy in a radix tree, and no more than that: attention
@@ -53,6 +67,13 @@ class Profile(BaseModel):
     redo: Literal["decode", "prefill", "keep"] = "decode"
     prefix_sharing: Literal["batch", "tree"] = "batch"
     ignore_eos: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the details of engines as they are where a profile makes no use of them."""
+        values: dict[str, Any] = dump(self)
+        fields = type(self).model_fields
+        return {k: v for k, v in values.items() if k not in _DETAILS or v != fields[k].default}
 
     @property
     def swap_s_per_token(self) -> float:

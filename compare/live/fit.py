@@ -7,8 +7,8 @@ are replaced by their median before.
 
 Attention is charged for each request or once for a shared prefix, whichever explains the decode steps better.
 Without a host tier an absent prefix is computed again. Moving it then costs what a prefill that computes it
-takes longer than one that finds it, and ``swap_bytes_per_s`` is chosen such that ``swap_s_per_token`` says so,
-for a prefix of a quarter of the KV memory: by that the score of TOPAS weighs a cold prefix.
+takes longer than one that finds it, and ``swap_bytes_per_s`` is chosen such that ``swap_s_per_token`` says
+so, for a prefix of a quarter of the KV memory. So the score of TOPAS weighs a cold prefix.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def fit_decode(points: Sequence[DecodePoint], sharing: Literal["batch", "tree"])
 
 
 def swap_s_per_token(host: Sequence[HostPoint], prefill: Mapping[str, float], prefix_tokens: int) -> float:
-    """Return what a token of an absent prefix costs: its way over the link or, without one, its computation."""
+    """Return what a token of an absent prefix costs: its way over the link, else its computation."""
     if host:
         return max(median(point.seconds / point.tokens for point in host), 0.0)
     each = prefill["prefill_s_per_token"] - prefill["prefill_s_per_cached_token"]
@@ -166,6 +166,9 @@ def fit_points(points: Points, facts: Facts, *, name: str, note: str) -> Fit:
     sharing: Literal["batch", "tree"] = (
         "tree" if lines["tree"].median_error <= lines["batch"].median_error else "batch"
     )
+    times: dict[str, Any] = {
+        name: _short(value) for line in (prefill, lines[sharing]) for name, value in line.constants.items()
+    }
     swap_s = swap_s_per_token(points.host, prefill.constants, (kv_tokens or 0) // 4)
     profile = Profile(
         name=name,
@@ -173,11 +176,7 @@ def fit_points(points: Points, facts: Facts, *, name: str, note: str) -> Fit:
         kv_budget_tokens=kv_tokens or 0,
         kv_bytes_per_token=kv_bytes or 0,
         swap_bytes_per_s=_short((kv_bytes or 0) / max(swap_s, LEAST_S)),
-        **{
-            name: _short(value)
-            for line in (prefill, lines[sharing])
-            for name, value in line.constants.items()
-        },
+        **times,
         request_s=_short(median(points.outside_s)) if points.outside_s else 0.0,
         max_running=running or 0,
         host_cache=facts.host_cache,
@@ -304,6 +303,7 @@ def _kv_bytes_of_model(path: str | None, dtype: str | None, shards: int) -> int 
         heads = config["num_attention_heads"]
         size = config.get("head_dim") or config["hidden_size"] // heads
         kept = max(config.get("num_key_value_heads", heads) // shards, 1)
-        return 2 * int(config["num_hidden_layers"]) * kept * size * DTYPE_BYTES.get(dtype or "auto", 2)
+        size_bytes = size * DTYPE_BYTES.get(dtype or "auto", 2)
+        return int(2 * config["num_hidden_layers"] * kept * size_bytes)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -32,8 +32,8 @@ Place = tuple[str, float | None, float | None]
 class Summary:
     """One figure of one policy at one operating point.
 
-    ``live`` is over repeats and seeds. ``change`` is against the best baseline: the ratio of the means less 1;
-    ``paired`` is the mean change of pairs of one repeat and seed. ``predicted`` is the simulator's value,
+    ``live`` is over repeats and seeds. ``change`` is against the best baseline: the ratio of the means less
+    1; ``paired`` is the mean change of pairs of one repeat and seed. ``predicted`` is the simulator's value,
     ``error`` its relative error. None where there is nothing to compare.
     """
 
@@ -240,9 +240,7 @@ def screen(comparison: LiveComparison) -> str:
         align = ("left", *("right",) * (len(heads) - 1))
         body = tabulate(rows, heads, "simple", disable_numparse=True, colalign=align)
         blocks.append(f"{_in_words(place)}, real SGLang on this machine's CPU\n{body}")
-    blocks.append(
-        "change: against the baseline with the best mean; simulated: mean JCT on the fitted profile"
-    )
+    blocks.append("change: against the best baseline; simulated: mean JCT on the fitted profile")
     return "\n\n".join(blocks)
 
 
@@ -263,16 +261,19 @@ def markdown(comparison: LiveComparison) -> str:
 
 
 _EXPLAINED = (
-    "Mean over the repeats with the half-width of its 95 % interval (Student's t); below it the change against "
-    "the best baseline of the row, with the 95 % interval of the mean of the changes paired by repeat. The best "
-    "value of a row is bold."
+    "Mean over the repeats with the half-width of its 95 % interval (Student's t); below it the change "
+    "against the best baseline of the row, with the 95 % interval of the mean of the changes paired by "
+    "repeat. The best value of a row is bold."
 )
-_PREDICTED = "The simulator's mean JCT on the same trace with the fitted profile, and its error against the measured mean."
+_PREDICTED = (
+    "The simulator's mean JCT on the same trace with the fitted profile, and its error against the "
+    "measured one."
+)
 _CAUSES = (
-    "Means over the repeats. Computed: prompt tokens prefilled; again: those of them that would not have been "
-    "with unlimited memory. Preemptions include what SGLang took back. Event: one scheduling event of the plugin, "
-    "its 99th percentile as the upper end of the histogram's bucket, and its share of the run's time; SGLang's "
-    "own policies do not tell."
+    "Means over the repeats. Computed: prompt tokens prefilled; again: those of them that would not have "
+    "been with unlimited memory. Preemptions include what SGLang took back. Event: one scheduling event "
+    "of the plugin, its 99th percentile as the upper end of the histogram's bucket, and its share of the "
+    "run's time; SGLang's own policies do not tell."
 )
 
 

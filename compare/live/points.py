@@ -181,8 +181,8 @@ class Experiments:
             cached = [timed.cached_tokens or 0 for timed in batch]
             new = [timed.prompt_tokens - count for timed, count in zip(batch, cached, strict=True)]
             spans = [timed.prefill[1] - timed.prefill[0] for timed in batch if timed.prefill]
-            requests = tuple(sorted(zip(new, cached, strict=True)))
-            self.prefill.append(PrefillPoint(requests, max(spans)))
+            made_of = tuple(sorted(zip(new, cached, strict=True)))
+            self.prefill.append(PrefillPoint(made_of, max(spans)))
 
     # --- decode ---------------------------------------------------------------------------------------
 

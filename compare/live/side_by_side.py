@@ -48,8 +48,8 @@ class Row:
 
     ``computed_tokens`` are prompt tokens that were prefilled, again after a preemption too;
     ``recomputed_tokens`` of them would not have been with unlimited memory. ``decision_ms`` is the time to
-    choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the server's
-    histogram.
+    choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the
+    server's histogram.
     """
 
     mean_jct_s: float
@@ -145,7 +145,7 @@ def runs_of(
     return tuple(
         Run(source, policy, repeat, settings)
         for repeat in range(1, repeats + 1)
-        for index, source in enumerate(_rotated(sources, repeat - 1))
+        for index, source in _rotated(list(enumerate(sources)), repeat - 1)
         for policy in _rotated(policies, repeat - 1 + index)
     )
 

@@ -1,6 +1,6 @@
 """Workloads that a small model on a CPU serves in seconds: lengths, tasks and load by default.
 
-They are made for 4,000 KV tokens: three prefixes of Chain-3 and most of a batch fit, the four of DAG-4 do not.
+They are made for 4,000 KV tokens: three prefixes of Chain-3 and most of a batch fit, DAG-4's four do not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from traces.workloads import WorkloadOptions
 
-LOADS = (0.6,)
+LOADS = (0.35,)
 SEEDS = (1,)
 REPEATS = 5
 

@@ -5,8 +5,8 @@ FILE}: what is found is written to FILE as JSON. Put this folder on PYTHONPATH a
 its dist-info.
 
 Commands: ``state`` describes pool, queue and book; ``fail`` plants failures, {"every": {"event": 3}} one in
-every third call, an empty object none; ``evict`` has all cached KV evicted that nothing has locked; ``policy`` puts
-another policy in TOPAS's place, {"policy": "spf"}, which then goes without metrics.
+every third call, an empty object none; ``evict`` has all cached KV evicted that nothing has locked;
+``policy`` has another policy decide, {"policy": "spf"}, which then goes without metrics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
 def register() -> None:
-    """Hook the scheduler."""
+    """Have the scheduler hooked."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     HookRegistry.register(f"{SCHEDULER}._add_request_to_queue", _before_arrival, HookType.BEFORE)

@@ -86,8 +86,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         "--engine",
         choices=["sim", "sglang"],
         default="sim",
-        help="what runs the traces: the simulator (sim, the default), or real SGLang servers on this machine's"
-        f" CPU (sglang; default profile {PROFILE}, shorter default lengths)",
+        help="what runs the traces: the simulator (sim, the default), or real SGLang servers on this "
+        f"machine's CPU (sglang; default profile {PROFILE}, shorter default lengths)",
     )
     add_live_options(parser)
     parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")

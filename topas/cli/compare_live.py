@@ -75,21 +75,12 @@ def _run(args: argparse.Namespace) -> int:
     from compare.pool import Interrupted  # noqa: PLC0415  the same
     from topas.online.sglang.plugin import POLICIES as PLUGGED  # noqa: PLC0415  the same
 
-    for name in USELESS:
-        if getattr(args, name):
-            raise InputError("has no meaning with --engine sglang", field=option(name))
+    _check(args)
     policies = known_policies(args.policies or POLICIES)
     for policy in policies:
         if policy not in NATIVE and policy not in PLUGGED:
             raise InputError(f"{policy} does not run in SGLang", field="--policies")
     repeats = REPEATS if args.repeats is None else args.repeats
-    for name, value in (
-        ("repeats", repeats),
-        ("kv_tokens", args.kv_tokens),
-        ("max_running", args.max_running),
-    ):
-        if value is not None and value < 1:
-            raise InputError(f"expected a positive number, found {value}", field=option(name))
     profile = _profile(args)
     sources = _sources(args, profile)
     settings = Settings(profile.kv_budget_tokens, profile.max_running, profile, params_of(args))

@@ -384,9 +384,7 @@ class Engine:
         return max(min(self.ratio.value, left / max(others, 1)), 0.0), least, share
 
     def _fixed_share(self) -> float:
-        """Return the share of a decoding request that the engine knows to use up its allowance: all, or
-        what there is.
-        """
+        """Return the share that a decoding request of known length reserves: all, or what there is."""
         room = self.profile.kv_budget_tokens - self.cache.used - self._entering_left()
         return min(max(room / max(self.fixed_left, 1), 0.0), 1.0)
 

@@ -31,8 +31,8 @@ class Job:
 
     __slots__ = (
         "agent", "cold", "copied", "credit_ns", "finish_step", "fixed", "generated", "held", "join_step",
-        "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen", "service_ns",
-        "stage", "start_s",
+        "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen",
+        "service_ns", "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts

@@ -6,10 +6,12 @@ policies. Times are passed in.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import networkx as nx
@@ -24,6 +26,8 @@ from topas.profile import Profile
 from topas.units import to_ns, to_s
 from topas.workflow import Dag, StageProfile, Workflow, dag_of
 
+PACE, MIN_PACE = 64, 8
+"""Latest requests whose time per token is remembered, and the fewest that say something."""
 MAX_SHOWN = 100
 """Longest part of a client's task name in an id of ours."""
 
@@ -65,7 +69,8 @@ class Entry:
     """A request in the engine; ``input_tokens`` is its whole prompt, prefix included.
 
     ``shared`` of them are its agent's prefix, ``output_tokens`` were generated so far. ``last`` says
-    whether the client called it the stage's last one (None: it did not say).
+    whether the client called it the stage's last one (None: it did not say). ``overtaken`` counts the
+    requests of later tasks that began while it waited.
     """
 
     id: str
@@ -86,6 +91,7 @@ class Entry:
     service_ns: int = 0
     start_s: float = -1.0
     output_tokens: int = 0
+    overtaken: int = 0
     prefix: Any = None
     shared: int = 0
 
@@ -134,6 +140,7 @@ class Book:
         self.entries: dict[int, Entry] = {}
         self.jobs: dict[Hashable, Job] = {}
         self.serial = 0
+        self._token_s: deque[float] = deque(maxlen=PACE)
 
     # --- what happened --------------------------------------------------------------------------------
 
@@ -198,6 +205,9 @@ class Book:
             self.admitted(entry, 0)
         entry.phase = Phase.RUNNING
         entry.start_s = now_s
+        for other in self.entries.values():
+            if other.phase is Phase.WAITING and other.job.arrival_s < entry.job.arrival_s:
+                other.overtaken += 1
 
     def put_back(self, entry: Entry, now_s: float) -> None:
         """Note that a chosen or running request waits again: preempted, or retracted by the engine."""
@@ -223,6 +233,8 @@ class Book:
                 self.tracker.request_admitted(entry.live, entry.stage)
             self.tracker.request_done(entry.live, entry.stage, entry.service_ns)
             job.attained_ns += entry.service_ns
+            if entry.service_ns and entry.output_tokens:
+                self._token_s.append(to_s(entry.service_ns) / entry.output_tokens)
             if self._is_last(entry):
                 job.closing.add(key)
         elif entry.phase is not Phase.WAITING:
@@ -254,6 +266,16 @@ class Book:
             self._forget(job)
         return len(old)
 
+    def overdue(self) -> Entry | None:
+        """Return the waiting request that was overtaken too often, the earliest of them.
+
+        While there is one, policies see no other waiting request: the engine drains until it fits. No score
+        bounds the wait of a request whose gain is small and whose need is large.
+        """
+        limit = self.config.max_overtaken
+        late = [e for e in self.entries.values() if e.phase is Phase.WAITING and e.overtaken >= limit]
+        return min(late, key=lambda entry: (entry.job.arrival_s, entry.id), default=None)
+
     # --- what a policy sees ---------------------------------------------------------------------------
 
     def event(  # noqa: PLR0913  what the engine knows
@@ -273,6 +295,7 @@ class Book:
         budget, what others leave of these, is never below what runs: keeping everything is feasible.
         """
         waiting, running = [], []
+        overdue = self.overdue()
         agents: dict[str, int] = {}
         for entry in self.entries.values():
             agents[entry.agent.id] = entry.agent.prefix_tokens
@@ -292,7 +315,8 @@ class Book:
                 arrival_s=entry.arrival_s,
             )
             if entry.phase is Phase.WAITING:
-                waiting.append(request)
+                if overdue is None or entry is overdue:
+                    waiting.append(request)
             else:
                 running.append(
                     replace(request, generated_tokens=entry.output_tokens, credit_s=to_s(entry.credit_ns))
@@ -308,7 +332,19 @@ class Book:
         ]
         event = self.tracker.event(now_s, max(budget_tokens, needed), known, there, waiting, running)
         counts = {agent: count for agent, count in event.reuse_counts.items() if agent in known}
-        return replace(event, reuse_counts=counts)
+        return replace(event, reuse_counts=counts, params=self._paced(event.params))
+
+    def _paced(self, params: Params) -> Params:
+        """Return the parameters with times as they are seen here, if no profile says what they are.
+
+        The default profile's times then all count by the ratio of the median time per generated token of
+        the latest requests to its own.
+        """
+        if self.config.profile is not None or len(self._token_s) < MIN_PACE:
+            return params
+        seen_s = median(self._token_s)
+        scale = seen_s / params.decode_s_per_token
+        return replace(params, decode_s_per_token=seen_s, swap_s_per_token=params.swap_s_per_token * scale)
 
     def request_of(self, entry: Entry) -> Request:
         """Return a request's lasting facts, for queue policies."""

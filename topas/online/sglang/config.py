@@ -121,6 +121,7 @@ class ServingConfig(_Section):
     task_ttl_s: Annotated[float, Field(gt=0, le=1e9)] = 600.0
     max_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_agents: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_overtaken: Annotated[int, Field(ge=1, le=1_000_000_000)] = 100
     decision_log: DecisionLog | None = None
     check: bool = False
 

@@ -107,7 +107,11 @@ class Engine:
             match = self.tree.match_prefix(self._match_params(agent))
             if match.device_prefix_len:
                 new = Pin(self.tree.lock(match.last_device_node), match.device_prefix_len, agent.prefix)
-        self.unpin(pin)  # after the deeper lock: nothing may be evicted in between
+        try:
+            self.unpin(pin)  # after the deeper lock: nothing may be evicted in between
+        except BaseException:
+            self.unpin(new)
+            raise
         return new
 
     def unpin(self, pin: Pin | None) -> None:

@@ -86,6 +86,7 @@ class JointScheduling(Scheduling):
             return answer
         offer = self.guard("offer", self._offer, self._all_but_preempted)
         if not offer and engine.chunked is None and not engine.has_grammars:
+            self.changed |= bool(engine.waiting) and not batch.reqs  # the book may have missed something
             return None, batch
         return self._offered(original, offer, batch)
 
@@ -170,6 +171,8 @@ class JointScheduling(Scheduling):
             raise Stalled("; ".join(wrong))
         if not decision.admit and not running and not self._chosen:
             raise Stalled(f"nothing of {len(event.waiting)} waiting requests admitted to an idle engine")
+        if book.overdue() is not None:
+            self.metrics.count("overdue")
         self._carry_out(event, decision, batch)
         self._show()
         self._failures = 0

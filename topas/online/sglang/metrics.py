@@ -43,6 +43,7 @@ COUNTERS = {
     "fallbacks": ("events served first come, first served because TOPAS could not decide", ("reason",)),
     "prefix_moves": ("prefixes made resident (in) or released (out) by decisions", ("direction",)),
     "preemptions": ("requests preempted by decisions", ()),
+    "overdue": ("decisions made for one request alone that was overtaken too often", ()),
     "retractions": ("requests that SGLang took back for lack of KV memory", ()),
     "requests": ("requests by what the client said of them: facts, none, or wrong facts", ("facts",)),
     "expired_tasks": ("tasks forgotten because nothing was heard of them", ()),

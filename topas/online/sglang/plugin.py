@@ -49,6 +49,8 @@ def register() -> None:
         if _asked_for(sys.argv):
             raise SystemExit(f"topas: {problem}")
         return
+    if _asked_for(sys.argv):
+        _read_config_early()
     _offer_policies()
     _hook()
 
@@ -58,6 +60,17 @@ def _asked_for(argv: list[str]) -> bool:
     chosen = {value for flag, value in pairwise(argv) if flag == "--schedule-policy"}
     chosen |= {arg.partition("=")[2] for arg in argv if arg.startswith("--schedule-policy=")}
     return bool(chosen & set(POLICIES))
+
+
+def _read_config_early() -> None:
+    """Refuse a wrong configuration with one line, before a model is loaded."""
+    from topas.errors import InputError  # noqa: PLC0415  as all imports here
+    from topas.online.sglang.config import load_config  # noqa: PLC0415
+
+    try:
+        load_config(os.environ.get("TOPAS_CONFIG"))
+    except InputError as error:
+        raise SystemExit(f"topas: {error}") from None
 
 
 def _offer_policies() -> None:
