@@ -14,7 +14,7 @@ import support_cli
 from support_server import serving_paths
 
 from compare.cell import Generated, Source
-from compare.live.live_report import compared, markdown, screen, summary_table, write_live
+from compare.live.live_report import at_speed, compared, markdown, screen, summary_table, write_live
 from compare.live.outcome import RequestResult, metrics_of
 from compare.live.player import ReplayResult
 from compare.live.server import Sample
@@ -68,6 +68,8 @@ def row(mean_jct_s: float, *, decisions: int | None = None) -> Row:
         event_ms_p99=None if decisions is None else 3.0,
         event_share=None if decisions is None else 0.01,
         fallbacks=None if decisions is None else 0,
+        busy_s=8.0,
+        expected_s=4.0,
     )
 
 
@@ -175,6 +177,43 @@ def test_a_policy_of_sglangs_own_has_no_decision_times() -> None:
     assert (found.computed_tokens, found.recomputed_tokens, found.preemptions) == (None, None, 0)
 
 
+def test_the_speed_is_one_where_the_server_computes_as_long_as_the_profile_says() -> None:
+    profile = PROFILE.model_copy(
+        update={
+            "prefill_base_s": 0.01,
+            "prefill_s_per_token": 0.001,
+            "prefill_s_per_cached_token": 0.0001,
+            "decode_base_s": 0.1,
+            "decode_s_per_seq": 0.01,
+            "decode_s_per_kv_token": 1e-5,
+        }
+    )
+    after = samples(computed=30, preempted=0, decisions=10, fallbacks=0, seconds=0.5)
+    after["sglang:cuda_graph_passes_total"] = [
+        Sample({"mode": "prefill_none"}, 2.0),
+        Sample({"mode": "decode_none"}, 7.0),
+    ]
+    # one request of 220 tokens, 200 of them cached, that generates 8
+    expected_s = 2 * 0.01 + 30 * 0.001 + 200 * 0.0001 + 7 * (0.1 + 0.01)
+    expected_s += sum(220 + k for k in range(1, 8)) * 1e-5
+    stages = {"run_batch": expected_s - 1.0, "process_batch_result": 1.5, "idle": 50.0}
+    after["sglang:scheduler_stage_seconds_total"] = [
+        Sample({"category": stage, "forward_overlap": "none"}, seconds) for stage, seconds in stages.items()
+    ]
+    found = row_of(TRACE, replayed(), {}, after, profile)
+    assert found.expected_s == pytest.approx(expected_s)
+    assert found.busy_s == pytest.approx(expected_s)  # without 0.5 s of scheduling events
+    assert found.speed == pytest.approx(1.0)
+    assert row_of(TRACE, replayed(), {}, {}, profile).speed is None
+
+
+def test_an_engine_at_half_the_speed_takes_twice_the_time() -> None:
+    trace = generate("chain-3", rate_per_s=1000.0, tasks=4, seed=1, options=SHORT)
+    slow = at_speed(SETTINGS, 0.5).profile
+    times = [simulate(trace, "fcfs", profile).metrics["mean_jct_s"] for profile in (PROFILE, slow)]
+    assert times[1] == pytest.approx(2 * times[0], rel=1e-2)
+
+
 def test_a_p99_beyond_the_last_bound_is_unknown() -> None:
     after = samples(computed=1, preempted=0, decisions=10, fallbacks=0, seconds=100.0)
     for sample_list in (after["topas_event_seconds_bucket"],):
@@ -223,8 +262,9 @@ def made_up(run: Run) -> Row:
     return row(base + 0.1 * run.repeat, decisions=5 if run.policy == "topas" else None)
 
 
-def guess(_: Source, policy: str, __: Settings) -> Mapping[str, float]:
+def guess(_: Source, policy: str, settings: Settings) -> Mapping[str, float]:
     value = {"fcfs": 4.2, "lpm": 5.2, "topas": 3.52}[policy]
+    value *= settings.profile.decode_base_s / PROFILE.decode_base_s
     return dict.fromkeys(
         ("mean_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "requests_per_s", "preemptions"), value
     )
@@ -247,6 +287,7 @@ def test_means_changes_and_predictions_are_those_of_the_rows() -> None:
     assert one["paired_change"] == pytest.approx(sum(pairs) / 3)
     assert one["paired_low"] < one["paired_change"] < one["paired_high"]
     assert one["error"] == pytest.approx(3.52 / 3.2 - 1)
+    assert one["paced_error"] == pytest.approx(2 * 3.52 / 3.2 - 1)  # the machine had half its speed
     assert one["low"] == pytest.approx(3.2 - 4.30265 * 0.1 / 3**0.5, rel=1e-4)
 
 

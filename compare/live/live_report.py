@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +17,7 @@ from compare.live.side_by_side import Played, Row, Run, Settings
 from compare.report import markdown_table, number, percent
 from compare.stats import Interval, best_of, interval
 from topas.files import whole_file
+from topas.profile import Profile
 from topas.sim import simulate
 
 COMPARED = ("mean_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "requests_per_s")
@@ -34,7 +35,8 @@ class Summary:
 
     ``live`` is over repeats and seeds. ``change`` is against the best baseline: the ratio of the means less
     1; ``paired`` is the mean change of pairs of one repeat and seed. ``predicted`` is the simulator's value,
-    ``error`` its relative error. None where there is nothing to compare.
+    ``error`` its relative error; ``paced`` and ``paced_error`` are those of an engine as fast as the machine
+    was in each run. None where there is nothing to compare.
     """
 
     place: Place
@@ -47,6 +49,8 @@ class Summary:
     paired: Interval | None
     predicted: float | None
     error: float | None
+    paced: float | None
+    paced_error: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,14 @@ Predict = Callable[[Source, str, Settings], Mapping[str, float]]
 def predict(source: Source, policy: str, settings: Settings) -> Mapping[str, float]:
     """Return what the simulator says of a run."""
     return simulate(trace_of(source), policy, settings.profile, params=settings.params).metrics
+
+
+def at_speed(settings: Settings, speed: float) -> Settings:
+    """Return the settings with an engine that is ``speed`` times as fast."""
+    profile = settings.profile
+    names = [n for n in Profile.model_fields if n.startswith(("prefill_", "decode_")) or n == "request_s"]
+    slower = {name: getattr(profile, name) / speed for name in names}
+    return replace(settings, profile=profile.model_copy(update=slower))
 
 
 def compared(  # noqa: PLR0913  its parts
@@ -106,25 +118,40 @@ def summaries(
             policy: [predict(source, policy, members[0].settings) for source in sources]
             for policy in complete
         }
-        for item in fields(Row):
+        paced = {policy: _paced(members, policy, rows, predict) for policy in complete}
+        for metric in (*(item.name for item in fields(Row)), "speed"):
             samples: dict[str, dict[tuple[Source, int], float]] = {}
             for policy in complete:
                 values = {
-                    (run.source, run.repeat): getattr(rows[run], item.name)
+                    (run.source, run.repeat): getattr(rows[run], metric)
                     for run in members
                     if run.policy == policy
                 }
                 if all(value is not None for value in values.values()):
                     samples[policy] = values
-            yield from _summaries(place, item.name, samples, baselines, predicted)
+            yield from _summaries(place, metric, samples, baselines, predicted, paced)
 
 
-def _summaries(
+def _paced(
+    runs: Sequence[Run], policy: str, rows: Mapping[Run, Row], predict: Predict
+) -> Sequence[Mapping[str, float]]:
+    """Return a prediction a run, at the speed that the machine had in it; none if a speed is not known."""
+    mine = [run for run in runs if run.policy == policy]
+    speeds = [rows[run].speed for run in mine]
+    return [
+        predict(run.source, policy, at_speed(run.settings, speed))
+        for run, speed in zip(mine, speeds, strict=True)
+        if speed is not None and None not in speeds
+    ]
+
+
+def _summaries(  # noqa: PLR0913  one figure of one place
     place: Place,
     metric: str,
     samples: Mapping[str, Mapping[tuple[Source, int], float]],
     baselines: Collection[str],
     predicted: Mapping[str, Sequence[Mapping[str, float]]],
+    paced: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> Iterable[Summary]:
     means = {policy: fmean(values.values()) for policy, values in samples.items()}
     rivals = {policy: mean for policy, mean in means.items() if policy in baselines}
@@ -134,10 +161,28 @@ def _summaries(
         if best is not None and means[best]:
             change = means[policy] / means[best] - 1
             paired = interval([value / samples[best][key] - 1 for key, value in values.items()])
-        guess = fmean(one[metric] for one in predicted[policy]) if metric in PREDICTED else None
-        error = None if guess is None or not means[policy] else guess / means[policy] - 1
-        live = interval(list(values.values()))
-        yield Summary(place, metric, policy, len(values), live, best, change, paired, guess, error)
+        yield Summary(
+            place,
+            metric,
+            policy,
+            len(values),
+            interval(list(values.values())),
+            best,
+            change,
+            paired,
+            *_guessed(predicted[policy], metric, means[policy]),
+            *_guessed(paced[policy], metric, means[policy]),
+        )
+
+
+def _guessed(
+    predicted: Sequence[Mapping[str, float]], metric: str, mean: float
+) -> tuple[float | None, float | None]:
+    """Return the mean prediction of a figure and its relative error."""
+    if metric not in PREDICTED or not predicted:
+        return None, None
+    guess = fmean(one[metric] for one in predicted)
+    return guess, guess / mean - 1 if mean else None
 
 
 def _place(run: Run, known: Iterable[Place]) -> Place:
@@ -210,6 +255,8 @@ def summary_table(summaries: Iterable[Summary]) -> pl.DataFrame:
                 "paired_high": paired.high,
                 "predicted": one.predicted,
                 "error": one.error,
+                "paced": one.paced,
+                "paced_error": one.paced_error,
             }
         )
     return pl.DataFrame(rows, infer_schema_length=None)
@@ -224,7 +271,7 @@ def screen(comparison: LiveComparison) -> str:
         for policy in comparison.policies:
             one, tail = jct.get(policy), p99.get(policy)
             if one is None or tail is None:
-                rows.append([policy, "failed", "", "", "", ""])
+                rows.append([policy, "failed", *[""] * 6])
                 continue
             rows.append(
                 [
@@ -232,15 +279,18 @@ def screen(comparison: LiveComparison) -> str:
                     _with_half(one.live),
                     _changed(one),
                     _with_half(tail.live),
-                    "" if one.predicted is None else number(one.predicted),
-                    "" if one.error is None else percent(one.error),
+                    *_shown(one.predicted, one.error),
+                    *_shown(one.paced, one.paced_error),
                 ]
             )
-        heads = ["policy", "mean JCT s", "change", "p99 JCT s", "simulated", "error"]
+        heads = ["policy", "mean JCT s", "change", "p99 JCT s", "simulated", "error", "at its speed", "error"]
         align = ("left", *("right",) * (len(heads) - 1))
         body = tabulate(rows, heads, "simple", disable_numparse=True, colalign=align)
         blocks.append(f"{_in_words(place)}, real SGLang on this machine's CPU\n{body}")
-    blocks.append("change: against the best baseline; simulated: mean JCT on the fitted profile")
+    blocks.append(
+        "change: against the best baseline; simulated: mean JCT on the fitted profile, and at the speed that "
+        "the machine had in each run"
+    )
     return "\n\n".join(blocks)
 
 
@@ -267,7 +317,10 @@ _EXPLAINED = (
 )
 _PREDICTED = (
     "The simulator's mean JCT on the same trace with the fitted profile, and its error against the "
-    "measured one."
+    "measured one. Below it the same with the profile's times divided by the speed of the machine in each "
+    "run: the time that the batches which the server ran should take by the profile, over the time that "
+    "its scheduler process computed. A virtual machine changes its speed by more than a tenth from one "
+    "minute to the next."
 )
 _CAUSES = (
     "Means over the repeats. Computed: prompt tokens prefilled; again: those of them that would not have "
@@ -352,7 +405,14 @@ def _prediction_table(comparison: LiveComparison) -> str:
 def _guess(one: Summary | None) -> str:
     if one is None or one.predicted is None or one.error is None:
         return "failed"
-    return f"{number(one.predicted)} ({percent(one.error)})"
+    text = f"{number(one.predicted)} ({percent(one.error)})"
+    if one.paced is None or one.paced_error is None:
+        return text
+    return f"{text}<br>{number(one.paced)} ({percent(one.paced_error)})"
+
+
+def _shown(value: float | None, error: float | None) -> tuple[str, str]:
+    return "" if value is None else number(value), "" if error is None else percent(error)
 
 
 _CAUSE_COLUMNS = {
@@ -364,6 +424,7 @@ _CAUSE_COLUMNS = {
     "decision_ms_mean": "decision ms",
     "event_ms_mean": "event ms",
     "event_ms_p99": "event p99 ms",
+    "speed": "speed",
 }
 
 

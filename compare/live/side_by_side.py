@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -36,6 +37,10 @@ Item = TypeVar("Item")
 NATIVE = frozenset({"fcfs", "lpm"})
 """Policies that SGLang has itself; the others come with the plugin."""
 
+BATCH_STAGES = ("get_next_batch_to_run", "run_batch", "process_batch_result")
+SETTLE_S = 1.2
+"""SGLang writes how long its stages took every second."""
+
 SERVER_ARGS = ("--enable-custom-logit-processor",)
 """The replay ends generations with a logit processor, so that no scheduler knows their lengths."""
 
@@ -49,7 +54,9 @@ class Row:
     ``computed_tokens`` are prompt tokens that were prefilled, again after a preemption too;
     ``recomputed_tokens`` of them would not have been with unlimited memory. ``decision_ms`` is the time to
     choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the
-    server's histogram.
+    server's histogram. ``busy_s`` is how long the scheduler's process computed, without scheduling events
+    of the plugin; ``expected_s`` how long that takes by the profile, given the batches that were run. Their
+    quotient is the speed of the machine during the run.
     """
 
     mean_jct_s: float
@@ -70,6 +77,13 @@ class Row:
     event_ms_p99: float | None
     event_share: float | None
     fallbacks: int | None
+    busy_s: float | None
+    expected_s: float | None
+
+    @property
+    def speed(self) -> float | None:
+        """Return how fast the machine was: 1 as when the profile was measured, less where slower."""
+        return self.expected_s / self.busy_s if self.expected_s and self.busy_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +272,7 @@ class Fleet:
             server.flush()
             server.generate([1, 2, 3, 4, 5, 6, 7, 8], 4)  # the first request after a halt is slow
             server.flush()
+            time.sleep(SETTLE_S)
             before = server.metrics()
             result = replay(trace, server.url, seed=run.repeat, run=name, api="sglang")
             if result.failures:
@@ -266,7 +281,8 @@ class Fleet:
                     f"{len(result.failures)} requests failed, {one.task}/{one.stage}: {one.reason}"
                 )
             server.flush()
-            return row_of(trace, result, before, server.metrics())
+            time.sleep(SETTLE_S)
+            return row_of(trace, result, before, server.metrics(), self._settings.profile)
         finally:
             server.pause()
 
@@ -319,7 +335,9 @@ def _dag(dag: Dag, suffix: str) -> Dag:
     )
 
 
-def row_of(trace: Trace, result: ReplayResult, before: Metrics, after: Metrics) -> Row:
+def row_of(
+    trace: Trace, result: ReplayResult, before: Metrics, after: Metrics, profile: Profile | None = None
+) -> Row:
     """Return the figures of a replay without failures from the client's clock and the server's counters."""
     found: dict[str, Any] = dict(result.metrics)
     computed = _grown(before, after, "sglang:realtime_tokens_total", mode="prefill_compute")
@@ -342,7 +360,51 @@ def row_of(trace: Trace, result: ReplayResult, before: Metrics, after: Metrics) 
         event_ms_p99=_p99_ms(before, after, "topas_event_seconds"),
         event_share=None if events_s is None else events_s / found["makespan_s"],
         fallbacks=None if decisions is None else int(fallbacks or 0),
+        busy_s=_busy_s(before, after, events_s or 0.0),
+        expected_s=None if profile is None else expected_s(result, before, after, profile),
     )
+
+
+def _busy_s(before: Metrics, after: Metrics, events_s: float) -> float | None:
+    """Return the time spent on batches without the plugin's events; other stages also run while idle."""
+    times = [
+        _grown(before, after, "sglang:scheduler_stage_seconds_total", category=stage)
+        for stage in BATCH_STAGES
+    ]
+    known = [seconds for seconds in times if seconds is not None]
+    return sum(known) - events_s if known else None
+
+
+def expected_s(result: ReplayResult, before: Metrics, after: Metrics, profile: Profile) -> float | None:
+    """Return how long the engine computes by the profile for the batches that it ran.
+
+    Their numbers come from the server. What they contained follows from the requests: a token attends to
+    all before it, in whatever step it is generated. Prefills after a preemption count by their tokens only.
+    """
+    passes = {
+        kind: sum(
+            _grown(before, after, "sglang:cuda_graph_passes_total", mode=mode) or 0.0
+            for mode in {s.labels["mode"] for s in after.get("sglang:cuda_graph_passes_total", ())}
+            if mode.startswith(kind)
+        )
+        for kind in ("prefill", "decode")
+    }
+    computed = _grown(before, after, "sglang:realtime_tokens_total", mode="prefill_compute")
+    if not passes["decode"] or computed is None:
+        return None
+    seconds = passes["prefill"] * profile.prefill_base_s + passes["decode"] * profile.decode_base_s
+    seconds += computed * profile.prefill_s_per_token
+    for request in result.requests:
+        whole, cached, steps = request.prompt_tokens, request.cached_tokens or 0, request.output_tokens - 1
+        seconds += (
+            profile.prefill_s_per_seq
+            + cached * profile.prefill_s_per_cached_token
+            + (whole**2 - cached**2) * profile.prefill_s_per_pair
+            + cached**2 * profile.prefill_s_per_cached_pair
+            + steps * profile.decode_s_per_seq
+            + (steps * whole + steps * (steps + 1) / 2) * profile.decode_s_per_kv_token
+        )
+    return seconds
 
 
 def fewest_computed(trace: Trace) -> int:
