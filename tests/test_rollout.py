@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+
 import numpy as np
 import pytest
 from hypothesis import given
-
 from support_events import events, many
 from support_sim import make_profile
+
 from topas.event import Event
 from topas.feasible import violations
 from topas.formats import event_json, event_of
 from topas.online.rollout import kernel
-from topas.online.rollout.policy import decide_with
+from topas.online.rollout.policy import look_ahead
 from topas.online.rollout.situation import Settings, case_of, requests_left, room_for
 from topas.policies import get_policy
 from topas.policies.policy import QueuePolicy, admit_from_head
@@ -24,8 +25,9 @@ from traces.workloads import WorkloadOptions, generate
 RULES = {"lpm": kernel.LPM, "spf": kernel.SPF, "parrot-fcfs": kernel.PARROT}
 
 
-
-def recorded_events(workload: str, rate: float, tasks: int, sigma: float = 0.0, policy: str = "spf") -> list[Event]:
+def recorded_events(
+    workload: str, rate: float, tasks: int, sigma: float = 0.0, policy: str = "spf"
+) -> list[Event]:
     """Return the events of a run of a workload in the plain engine with room for three prefixes."""
     trace = generate(
         workload, rate_per_s=rate, tasks=tasks, seed=3, options=WorkloadOptions(output_sigma=sigma)
@@ -68,9 +70,7 @@ def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks:
     scratch, candidates = room_for(case.situation)
     row = candidates.taken[0]
     count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
-    cost = kernel.play(
-        RULES[policy], case.situation.status, row, count, case.situation, scratch, case.out[0]
-    )
+    cost = kernel.play(RULES[policy], case.situation.status, row, count, case.situation, scratch, case.out[0])
     left = np.mean([task.completion_s for task in result.tasks]) - event.time_s
     assert cost == pytest.approx(left, rel=0.03)
 
@@ -81,10 +81,11 @@ def test_decisions_are_feasible_and_an_idle_engine_gets_work(raw: dict[str, obje
     event = event_of(raw)
     if not event.waiting:
         return
-    decision = decide_with(event, Settings())
+    decision = look_ahead(event, Settings())
     assert violations(event, decision) == []
     fits = any(
-        request.reserve_tokens + event.agents[request.agent] <= event.budget_tokens for request in event.waiting
+        request.reserve_tokens + event.agents[request.agent] <= event.budget_tokens
+        for request in event.waiting
     )
     if not event.running and fits:
         assert decision.admit
@@ -96,12 +97,14 @@ def test_an_event_that_was_written_and_read_gives_the_same_decision(workload: st
     found = recorded_events(workload, 0.05, 10, sigma)
     for event in found[:: max(len(found) // 15, 1)]:
         again = event_of(json.loads(json.dumps(event_json(event))))
-        assert decide_with(again, Settings()) == decide_with(event, Settings())
+        assert look_ahead(again, Settings()) == look_ahead(event, Settings())
 
 
 def test_what_is_chosen_costs_no_more_than_the_best_base_policy_by_itself() -> None:
     deviations = 0
-    found = [recorded_events(name, 0.08, 12, 0.5, "topas-base") for name in ("dag-4", "dag-10-wide", "metagpt-tl")]
+    found = [
+        recorded_events(name, 0.08, 12, 0.5, "topas-base") for name in ("dag-4", "dag-10-wide", "metagpt-tl")
+    ]
     for event in itertools.chain(*found):
         case = case_of(event, Settings())
         scratch, candidates = room_for(case.situation)
@@ -123,7 +126,11 @@ def test_scenarios_are_strata_of_the_lengths_above_what_was_generated() -> None:
     events_ = [e for e in recorded_events("chain-3", 0.05, 30, 0.5) if e.running and e.waiting]
     event = events_[-1]
     case = case_of(event, Settings(scenarios=8))
-    seen = {name: set(o.outputs) for t in event.tasks.values() for name, o in zip(t.dag.names, t.outlooks, strict=True)}
+    seen = {
+        name: set(o.outputs)
+        for t in event.tasks.values()
+        for name, o in zip(t.dag.names, t.outlooks, strict=True)
+    }
     for node, request in enumerate(case.requests):
         if request is None or len(seen[request.stage]) < 2:
             continue

@@ -74,6 +74,7 @@ class Request:
     agent-stage pair. Only a running request has ``generated_tokens`` (y_r) and ``credit_s`` (lambda_r).
     ``cached_tokens`` of its prompt, prefix and dynamic part together, are in GPU memory now.
     ``input_tokens`` are its dynamic suffix, ``max_new_tokens`` what the client allows it (0: not known).
+    ``passed_tokens`` were prefilled in the engine since it joined the queue.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Request:
     credit_s: float = 0.0
     input_tokens: int = 0
     max_new_tokens: int = 0
+    passed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,11 @@ class Event:
     def cached(self, request: Request) -> int:
         """Return how many tokens of a request's prompt are in GPU memory."""
         return request.cached_tokens
+
+    def passed(self, request: Request) -> int:
+        """Return how many tokens the engine has prefilled since the request joined the queue."""
+        return request.passed_tokens
+
+    def prompt(self, request: Request) -> int:
+        """Return the length of a request's prompt, prefix included."""
+        return self.agents[request.agent] + request.input_tokens

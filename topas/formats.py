@@ -81,6 +81,7 @@ class _Waiting(_Model):
     cached_tokens: Tokens | None = None
     input_tokens: Tokens = 0
     max_new_tokens: Tokens = 0
+    passed_tokens: Tokens = 0
 
 
 class _Outlook(_Model):
@@ -292,6 +293,7 @@ def _request(  # noqa: PLR0913  what a request refers to
         cached_tokens=cached,
         input_tokens=raw.input_tokens,
         max_new_tokens=raw.max_new_tokens,
+        passed_tokens=raw.passed_tokens,
         generated_tokens=raw.generated_tokens if isinstance(raw, _Running) else 0,
         credit_s=raw.credit_s if isinstance(raw, _Running) else 0.0,
     )
@@ -341,7 +343,11 @@ def event_json(event: Event) -> dict[str, Any]:
         "resident": sorted(event.resident),
         "reuse_counts": dict(sorted(event.reuse_counts.items())),
         "samples": samples,
-        **({"outlooks": {name: _outlook_json(outlook) for outlook, name in outlooks.items()}} if outlooks else {}),
+        **(
+            {"outlooks": {name: _outlook_json(outlook) for outlook, name in outlooks.items()}}
+            if outlooks
+            else {}
+        ),
         "tasks": tasks,
         "waiting": [_request_json(request, running=False) for request in event.waiting],
         "running": [_request_json(request, running=True) for request in event.running],

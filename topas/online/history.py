@@ -60,7 +60,7 @@ class StageHistory:
         if self._outlook is None:
             counts = tuple(sorted(self._counts)) or (profile.rounds if profile else 1,)
             if self._outputs:
-                most = max(max(self._outputs), profile.max_new_tokens if profile else 0)
+                most = max(*self._outputs, profile.max_new_tokens if profile else 0)
                 mean = sum(self._inputs) // len(self._inputs)
                 self._outlook = Outlook(agent, mean, most, tuple(sorted(self._outputs)), counts)
             elif profile is not None:

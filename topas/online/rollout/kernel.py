@@ -1,9 +1,9 @@
 """Candidate decisions and their rollouts. Compiled.
 
-``p`` is a :class:`topas.online.rollout.situation.Situation`, ``s`` scratch arrays for it. A node is a request:
-an active one, or one that is expected. Time runs in decode steps; between two completions all steps are
-alike. The rules of admission are those of the simulator's queue policies: from the head, until one does not
-fit.
+``p`` is a :class:`topas.online.rollout.situation.Situation`, ``s`` scratch arrays for it. A node is a
+request: an active one, or an expected one. Time runs in decode steps; between two completions all steps
+are alike. The rules of admission are those of the simulator's queue policies: from the head, until one
+does not fit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def choose(rule, force, most, s):
     ``lpm``: prefixes in memory first, then arrival. ``spf``, ``parrot``: deeper stage, earlier task first,
     whatever is in memory. ``finish``: prefixes in memory, then most finished stages of the task.
     ``gather``: prefixes in memory, else the agent with the largest sum over its queue of 1 / unfinished
-    stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps the prefixes in use (0: none).
+    stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps the prefixes in use
+    (0: none).
     """
     used = 0
     for a in range(len(s.size)):
@@ -88,7 +89,7 @@ def choose(rule, force, most, s):
         if s.size[a] == 0 or (most > 0 and s.users[a] == 0 and used >= most):
             continue
         there = 1 if s.users[a] > 0 or s.there[a] else 0
-        if rule == SPF or rule == PARROT:
+        if rule in (SPF, PARROT):
             there = 0
         elif rule == AGENT and a == force:
             there = 2

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from topas.decision import Decision
-from topas.event import Event
+from topas.event import Event, Request, TaskState
 from topas.online.rollout import kernel
 from topas.online.rollout.situation import Settings, case_of, room_for
-from topas.online.search import select
+from topas.online.search import select, warm_up
 from topas.policies.policy import JointPolicy
+from topas.residual import Residual
 from topas.score import decision_on
+from topas.workflow import dag_of
+
+SETTINGS = Settings()
 
 
-def decide_with(event: Event, settings: Settings) -> Decision:
-    """Return the best candidate's decision.
+def look_ahead(event: Event, settings: Settings = SETTINGS) -> Decision:
+    """Return the decision whose rollouts cost least (docs/policy.md).
 
     Where the state must shrink, or no rule has work for an idle engine, the paper's search decides.
     """
@@ -27,12 +31,10 @@ def decide_with(event: Event, settings: Settings) -> Decision:
     scratch, candidates = room_for(situation)
     choice = kernel.look_ahead(situation, scratch, candidates, case.out, case.lost)
     taken = candidates.taken[choice, : candidates.count[choice]]
-    dropped = np.flatnonzero(
-        (situation.status == kernel.RUNNING) & (candidates.status[choice] == kernel.WAITING)
-    )
     if not len(taken) and not event.running:
         return select(event)
-    return decision_on(event, [_id(case.requests, k) for k in taken], [_id(case.requests, k) for k in dropped])
+    runs, waits = situation.status == kernel.RUNNING, candidates.status[choice] == kernel.WAITING
+    return decision_on(event, _ids(case.requests, taken), _ids(case.requests, np.flatnonzero(runs & waits)))
 
 
 def fits_as_it_is(event: Event) -> bool:
@@ -43,12 +45,17 @@ def fits_as_it_is(event: Event) -> bool:
     return tokens <= event.budget_tokens and (not most or len(event.running) <= most)
 
 
-def _id(requests, node) -> str:
-    request = requests[node]
-    assert request is not None
-    return request.id
+def _ids(requests: Sequence[Request | None], nodes: Sequence[int] | np.ndarray) -> list[str]:
+    return [request.id for node in nodes if (request := requests[node]) is not None]
 
 
-def rollout(**changes) -> JointPolicy:
-    settings = replace(Settings(), **changes)
-    return JointPolicy("rollout", lambda event: decide_with(event, settings))
+def _warm_up() -> None:
+    """Load the compiled code: decide a small event with a choice in it."""
+    warm_up()
+    dag = dag_of({"a": ()})
+    tasks = {name: TaskState(0.0, dag, (Residual([1]),)) for name in ("t", "u")}
+    waiting = [Request(name, name, "a", agent, 1, 1.0) for name, agent in (("t", "A"), ("u", "B"))]
+    look_ahead(Event(0.0, 2, {"A": 1, "B": 1}, tasks, waiting, []))
+
+
+TOPAS_ROLLOUT = JointPolicy("topas-rollout", look_ahead, _warm_up)

@@ -204,7 +204,18 @@ class _Builder:
             tokens = 0 if runs else request.input_tokens
             owner = self.index[request.agent]
             self._add(
-                [t, stage, owner, tokens, request.reserve_tokens, depth, -1, self.place[request.id], status, 0],
+                [
+                    t,
+                    stage,
+                    owner,
+                    tokens,
+                    request.reserve_tokens,
+                    depth,
+                    -1,
+                    self.place[request.id],
+                    status,
+                    0,
+                ],
                 request,
                 outlook,
             )
@@ -220,7 +231,18 @@ class _Builder:
             else:
                 self.first[-1] = node
             self._add(
-                [t, stage, owner, outlook.input_tokens, reserve, depth, -1, kernel.LATER - 1, kernel.FUTURE, ghost],
+                [
+                    t,
+                    stage,
+                    owner,
+                    outlook.input_tokens,
+                    reserve,
+                    depth,
+                    -1,
+                    kernel.LATER - 1,
+                    kernel.FUTURE,
+                    ghost,
+                ],
                 None,
                 outlook,
             )
