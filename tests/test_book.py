@@ -349,6 +349,18 @@ def test_a_request_that_later_tasks_overtook_too_often_is_the_only_one_that_poli
     assert {request.id for request in talk.event().waiting} == {late.id}
 
 
+def test_a_request_that_was_overtaken_too_often_is_not_preempted_once_it_runs() -> None:
+    talk = Talk(book(max_overtaken=1))
+    late = talk.ask("late", outputs=300)
+    talk.now_s = 1.0
+    talk.run(talk.ask("new", final=True))
+    talk.book.started(late, talk.now_s)
+    for k in range(9):
+        talk.ask(f"more{k}", outputs=900)
+    decision = select(talk.event())
+    assert decision.preempt == ()
+
+
 def test_requests_of_the_same_or_an_earlier_task_overtake_nobody() -> None:
     talk = Talk(book(max_overtaken=1))
     first = talk.ask("first")

@@ -113,7 +113,7 @@ def test_only_service_is_recorded_never_a_time_of_day() -> None:
     """A tool's wait cannot count as service: what records service is told service and nothing else."""
     told = [name for name in inspect.signature(Tracker.request_done).parameters if name != "self"]
     assert told == ["task", "stage", "service_ns"]
-    assert list(inspect.signature(Tracker.stage_done).parameters) == ["self", "task", "stage"]
+    assert list(inspect.signature(Tracker.stage_done).parameters) == ["self", "task", "stage", "record"]
     tracker, flow = Tracker(PROFILE), workflow(CHAIN)
     serve(tracker, tracker.task_arrived("t0", flow, 0.0), "a", 1.0, 2.0)
     late = tracker.task_arrived("t1", flow, 5000.0)

@@ -48,7 +48,7 @@ def _intern(spec: tuple[tuple[str, tuple[str, ...]], ...], field: str) -> Dag:
     if not known:
         raise InputError("expected at least one stage", field=field)
     graph = nx.DiGraph()
-    graph.add_nodes_from(known)
+    graph.add_nodes_from(sorted(known))  # the cycle that an error shows must not depend on chance
     for name, before in spec:
         for other in before:
             if other not in known:

@@ -28,6 +28,8 @@ from topas.workflow import Dag, StageProfile, Workflow, dag_of
 
 PACE, MIN_PACE = 64, 8
 """Latest requests whose time per token is remembered, and the fewest that say something."""
+KEPT_S = 1e5
+"""A credit that no gain makes up for."""
 MAX_SHOWN = 100
 """Longest part of a client's task name in an id of ours."""
 
@@ -319,7 +321,7 @@ class Book:
                     waiting.append(request)
             else:
                 running.append(
-                    replace(request, generated_tokens=entry.output_tokens, credit_s=to_s(entry.credit_ns))
+                    replace(request, generated_tokens=entry.output_tokens, credit_s=self._credit_s(entry))
                 )
         in_use = {request.agent for request in running}
         needed = sum(agents[a] for a in in_use) + sum(request.reserve_tokens for request in running)
@@ -345,6 +347,10 @@ class Book:
         seen_s = median(self._token_s)
         scale = seen_s / params.decode_s_per_token
         return replace(params, decode_s_per_token=seen_s, swap_s_per_token=params.swap_s_per_token * scale)
+
+    def _credit_s(self, entry: Entry) -> float:
+        """Return the credit of a running request; one that waited too long is not worth preempting again."""
+        return KEPT_S if entry.overtaken >= self.config.max_overtaken else to_s(entry.credit_ns)
 
     def request_of(self, entry: Entry) -> Request:
         """Return a request's lasting facts, for queue policies."""
