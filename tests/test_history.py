@@ -112,7 +112,7 @@ def test_a_running_request_does_not_move_what_has_been_served() -> None:
 def test_only_service_is_recorded_never_a_time_of_day() -> None:
     """A tool's wait cannot count as service: what records service is told service and nothing else."""
     told = [name for name in inspect.signature(Tracker.request_done).parameters if name != "self"]
-    assert told == ["task", "stage", "service_ns"]
+    assert told == ["task", "stage", "service_ns", "input_tokens", "output_tokens"]
     assert list(inspect.signature(Tracker.stage_done).parameters) == ["self", "task", "stage", "record"]
     tracker, flow = Tracker(PROFILE), workflow(CHAIN)
     serve(tracker, tracker.task_arrived("t0", flow, 0.0), "a", 1.0, 2.0)
@@ -136,16 +136,16 @@ def test_pairs_of_agent_and_stage_learn_apart() -> None:
 def test_only_the_last_executions_are_remembered() -> None:
     history = StageHistory(None)
     for total in range(1, WINDOW + 11):
-        history.stage_done(total)
+        history.stage_done(total, 1)
     assert history.residual(0, 5).samples_ns.tolist() == list(range(11, WINDOW + 11))
 
 
 def test_only_the_last_requests_make_the_mean() -> None:
     history = StageHistory(None)
     for _ in range(50):
-        history.request_done(1_000_000)
+        history.request_done(1_000_000, 1, 1)
     for service in range(WINDOW):
-        history.request_done(service)
+        history.request_done(service, 1, 1)
     assert history.request_ns(7) == (WINDOW - 1) // 2
 
 

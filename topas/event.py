@@ -10,6 +10,23 @@ from topas.workflow import Dag
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What the engine's steps take, for policies that look ahead; units and formulas as in a profile.
+
+    ``keeps`` says whether a preempted request keeps what it has generated, ``host`` whether a prefix that
+    was let go is loaded from host memory rather than computed again.
+    """
+
+    prefill_base_s: float = 0.0
+    prefill_s_per_token: float = 0.0
+    decode_base_s: float = 0.0
+    decode_s_per_seq: float = 0.0
+    decode_s_per_kv_token: float = 0.0
+    keeps: bool = False
+    host: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Params:
     """Parameters of the score and of the search.
 
@@ -17,6 +34,7 @@ class Params:
     ``M`` is the largest agent pool whose prefix sets are all enumerated, ``K`` caps the admissions and,
     separately, the preemptions of one event (0: no cap). ``max_running`` caps the running batch
     (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not exact.
+    ``costs`` are the engine's; None where they are not known.
     """
 
     beta: float = 1.0
@@ -29,6 +47,23 @@ class Params:
     max_running: int = 0
     scenarios: int = 256
     seed: int = 0
+    costs: Costs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What past executions say about an agent-stage pair, in tokens and requests.
+
+    A request of it has ``input_tokens`` behind the prefix, and may generate ``max_new_tokens``. ``outputs``
+    are output lengths seen, ``counts`` the numbers of requests of finished executions, both in increasing
+    order; before any was seen, the profiled ones.
+    """
+
+    agent: str
+    input_tokens: int
+    max_new_tokens: int
+    outputs: tuple[int, ...]
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +73,8 @@ class Request:
     ``reserve_tokens`` is d_r of Eq. 2, ``service_s`` the expected service of one request of its
     agent-stage pair. Only a running request has ``generated_tokens`` (y_r) and ``credit_s`` (lambda_r).
     ``cached_tokens`` of its prompt, prefix and dynamic part together, are in GPU memory now.
+    ``input_tokens`` are its dynamic suffix, ``max_new_tokens`` what the client allows it (0: not known).
+    ``passed_tokens`` were prefilled in the engine since it joined the queue.
     """
 
     id: str
@@ -50,19 +87,25 @@ class Request:
     cached_tokens: int = 0
     generated_tokens: int = 0
     credit_s: float = 0.0
+    input_tokens: int = 0
+    max_new_tokens: int = 0
+    passed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """A task in progress: residual ``k`` belongs to stage ``k`` of ``dag``.
 
-    ``attained_s`` is the LLM service that the task has received so far.
+    ``attained_s`` is the LLM service that the task has received so far. Where more is known of its stages,
+    ``outlooks`` has one for each, and ``requests`` how many requests of each are complete.
     """
 
     arrival_s: float
     dag: Dag
     residuals: tuple[Residual, ...]
     attained_s: float = 0.0
+    outlooks: tuple[Outlook, ...] = ()
+    requests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +129,11 @@ class Event:
     def cached(self, request: Request) -> int:
         """Return how many tokens of a request's prompt are in GPU memory."""
         return request.cached_tokens
+
+    def passed(self, request: Request) -> int:
+        """Return how many tokens the engine has prefilled since the request joined the queue."""
+        return request.passed_tokens
+
+    def prompt(self, request: Request) -> int:
+        """Return the length of a request's prompt, prefix included."""
+        return self.agents[request.agent] + request.input_tokens

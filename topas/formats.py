@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from topas.decision import Decision, Terms
 from topas.errors import InputError
-from topas.event import Event, Params, Request, TaskState
+from topas.event import Costs, Event, Outlook, Params, Request, TaskState
 from topas.files import read_file
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
@@ -36,6 +36,10 @@ MAX_AGED_S = 1e8
 """Largest sum of a task's residuals times its age weight, for the same reason."""
 MAX_TOTAL_S = 4e9
 """Largest total of these over all tasks."""
+MAX_LENGTH = 10_000_000
+"""Longest output of a request that is looked ahead to."""
+MAX_REQUESTS = 100_000
+"""Most requests of one execution of a stage."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 RequestId = Annotated[str, Field(min_length=1, max_length=500)]
@@ -56,6 +60,8 @@ class _Agent(_Model):
 class _Stage(_Model):
     after: list[Name]
     residual_s: Samples | Name
+    outlook: Name | None = None
+    requests: Count = 0
 
 
 class _Task(_Model):
@@ -73,6 +79,27 @@ class _Waiting(_Model):
     service_s: Seconds
     arrival_s: Annotated[float, Field(ge=0)] | None = None
     cached_tokens: Tokens | None = None
+    input_tokens: Tokens = 0
+    max_new_tokens: Tokens = 0
+    passed_tokens: Tokens = 0
+
+
+class _Outlook(_Model):
+    agent: Name
+    input_tokens: Tokens
+    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+    outputs: Annotated[list[Annotated[int, Field(ge=1, le=MAX_LENGTH)]], Field(min_length=1)]
+    counts: Annotated[list[Annotated[int, Field(ge=1, le=MAX_REQUESTS)]], Field(min_length=1)]
+
+
+class _Costs(_Model):
+    prefill_base_s: Seconds
+    prefill_s_per_token: Seconds
+    decode_base_s: Seconds
+    decode_s_per_seq: Seconds
+    decode_s_per_kv_token: Seconds
+    keeps: bool
+    host: bool
 
 
 class _Running(_Waiting):
@@ -91,6 +118,7 @@ class _Params(_Model):
     max_running: Count = Params().max_running
     scenarios: Annotated[int, Field(ge=1, le=65536)] = Params().scenarios
     seed: Count = Params().seed
+    costs: _Costs | None = None
 
 
 class _Event(_Model):
@@ -102,6 +130,7 @@ class _Event(_Model):
     resident: list[Name]
     reuse_counts: dict[Name, Count]
     samples: dict[Name, Samples] = {}
+    outlooks: dict[Name, _Outlook] = {}
     tasks: dict[Name, _Task]
     waiting: list[_Waiting]
     running: list[_Running]
@@ -136,7 +165,8 @@ def _event(raw: _Event) -> Event:
     for name in raw.reuse_counts:
         _known(name, agents, "agent", f"reuse_counts.{name}")
     resident = frozenset(raw.resident)
-    tasks = {name: _task(name, task, raw.samples) for name, task in raw.tasks.items()}
+    outlooks = {name: _outlook(outlook) for name, outlook in raw.outlooks.items()}
+    tasks = {name: _task(name, task, raw.samples, outlooks) for name, task in raw.tasks.items()}
     seen: set[str] = set()
     requests: dict[str, list[Request]] = {}
     sides: list[tuple[str, list[_Waiting]]] = [("waiting", raw.waiting), ("running", [*raw.running])]
@@ -157,7 +187,7 @@ def _event(raw: _Event) -> Event:
         running=tuple(requests["running"]),
         resident=resident,
         reuse_counts=dict(raw.reuse_counts),
-        params=Params(**raw.params.model_dump()),
+        params=_params(raw.params),
     )
 
 
@@ -199,7 +229,20 @@ def _known(name: str, known: Mapping[str, object], kind: str, field: str) -> Non
         raise InputError(f"unknown {kind} {name!r}", field=field)
 
 
-def _task(name: str, raw: _Task, samples: Mapping[str, list[float]]) -> TaskState:
+def _params(raw: _Params) -> Params:
+    costs = None if raw.costs is None else Costs(**raw.costs.model_dump())
+    return Params(**{**raw.model_dump(), "costs": costs})
+
+
+def _outlook(raw: _Outlook) -> Outlook:
+    return Outlook(
+        raw.agent, raw.input_tokens, raw.max_new_tokens, tuple(sorted(raw.outputs)), tuple(sorted(raw.counts))
+    )
+
+
+def _task(
+    name: str, raw: _Task, samples: Mapping[str, list[float]], outlooks: Mapping[str, Outlook]
+) -> TaskState:
     field = f"tasks.{name}.stages"
     dag = dag_of({stage: entry.after for stage, entry in raw.stages.items()}, field)
     residuals = []
@@ -209,7 +252,16 @@ def _task(name: str, raw: _Task, samples: Mapping[str, list[float]]) -> TaskStat
             _known(given, samples, "entry of samples", f"{field}.{stage}.residual_s")
             given = samples[given]
         residuals.append(residual_of_seconds(tuple(given)))
-    return TaskState(raw.arrival_s, dag, tuple(residuals), raw.attained_s)
+    stages = [raw.stages[stage] for stage in dag.names]
+    named = [(stage.outlook, dag.names[k]) for k, stage in enumerate(stages)]
+    for outlook, stage in named:
+        if outlook is not None:
+            _known(outlook, outlooks, "entry of outlooks", f"{field}.{stage}.outlook")
+    seen = tuple(outlooks[outlook] for outlook, _ in named if outlook is not None)
+    if seen and len(seen) != len(dag):
+        raise InputError("expected an outlook for every stage, or for none", field=field)
+    requests = tuple(stage.requests for stage in stages) if seen else ()
+    return TaskState(raw.arrival_s, dag, tuple(residuals), raw.attained_s, seen, requests)
 
 
 def _request(  # noqa: PLR0913  what a request refers to
@@ -239,6 +291,9 @@ def _request(  # noqa: PLR0913  what a request refers to
         service_s=raw.service_s,
         arrival_s=task.arrival_s if raw.arrival_s is None else raw.arrival_s,
         cached_tokens=cached,
+        input_tokens=raw.input_tokens,
+        max_new_tokens=raw.max_new_tokens,
+        passed_tokens=raw.passed_tokens,
         generated_tokens=raw.generated_tokens if isinstance(raw, _Running) else 0,
         credit_s=raw.credit_s if isinstance(raw, _Running) else 0.0,
     )
@@ -259,17 +314,23 @@ def event_json(event: Event) -> dict[str, Any]:
             samples[names[content]] = [to_s(int(x)) for x in value.samples_ns]
         return names[content]
 
+    outlooks: dict[Outlook, str] = {}
+
+    def stage_json(task: TaskState, k: int) -> dict[str, Any]:
+        value: dict[str, Any] = {
+            "after": [task.dag.names[p] for p in task.dag.before[k]],
+            "residual_s": residual(task.residuals[k]),
+        }
+        if task.outlooks:
+            value["outlook"] = outlooks.setdefault(task.outlooks[k], f"o{len(outlooks)}")
+            value["requests"] = task.requests[k]
+        return value
+
     tasks = {
         name: {
             "arrival_s": task.arrival_s,
             "attained_s": task.attained_s,
-            "stages": {
-                stage: {
-                    "after": [task.dag.names[p] for p in task.dag.before[k]],
-                    "residual_s": residual(task.residuals[k]),
-                }
-                for k, stage in enumerate(task.dag.names)
-            },
+            "stages": {stage: stage_json(task, k) for k, stage in enumerate(task.dag.names)},
         }
         for name, task in sorted(event.tasks.items())
     }
@@ -277,15 +338,33 @@ def event_json(event: Event) -> dict[str, Any]:
         "format": EVENT_FORMAT,
         "time_s": event.time_s,
         "budget_tokens": event.budget_tokens,
-        "params": {name: getattr(event.params, name) for name in _Params.model_fields},
+        "params": _params_json(event.params),
         "agents": {name: {"prefix_tokens": tokens} for name, tokens in sorted(event.agents.items())},
         "resident": sorted(event.resident),
         "reuse_counts": dict(sorted(event.reuse_counts.items())),
         "samples": samples,
+        **(
+            {"outlooks": {name: _outlook_json(outlook) for outlook, name in outlooks.items()}}
+            if outlooks
+            else {}
+        ),
         "tasks": tasks,
         "waiting": [_request_json(request, running=False) for request in event.waiting],
         "running": [_request_json(request, running=True) for request in event.running],
     }
+
+
+def _outlook_json(outlook: Outlook) -> dict[str, Any]:
+    return {
+        **asdict(outlook),
+        "outputs": list(outlook.outputs),
+        "counts": list(outlook.counts),
+    }
+
+
+def _params_json(params: Params) -> dict[str, Any]:
+    value = {name: getattr(params, name) for name in _Params.model_fields if name != "costs"}
+    return value | ({"costs": asdict(params.costs)} if params.costs is not None else {})
 
 
 def _request_json(request: Request, *, running: bool) -> dict[str, Any]:

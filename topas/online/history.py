@@ -6,7 +6,9 @@ from collections import deque
 
 import numpy as np
 
+from topas.event import Outlook
 from topas.residual import Residual, outlived
+from topas.workflow import StageProfile
 
 WINDOW = 256
 """Executions, and requests, remembered per agent-stage pair: recent ones describe the present load best,
@@ -20,7 +22,10 @@ class StageHistory:
     request D counts the latest finished requests, also those of executions that still go on.
     """
 
-    __slots__ = ("_requests", "_requests_ns", "_residuals", "_totals", "profiled_ns")
+    __slots__ = (
+        "_counts", "_inputs", "_outlook", "_outputs", "_requests", "_requests_ns", "_residuals", "_totals",
+        "profiled_ns",
+    )  # fmt: skip
 
     def __init__(self, profiled_ns: int | None) -> None:
         self.profiled_ns = profiled_ns
@@ -28,18 +33,40 @@ class StageHistory:
         self._requests: deque[int] = deque(maxlen=WINDOW)
         self._requests_ns = 0
         self._residuals: dict[tuple[int, int], Residual] = {}
+        self._inputs: deque[int] = deque(maxlen=WINDOW)
+        self._outputs: deque[int] = deque(maxlen=WINDOW)
+        self._counts: deque[int] = deque(maxlen=WINDOW)
+        self._outlook: Outlook | None = None
 
-    def request_done(self, service_ns: int) -> None:
-        """Record the service of one finished request."""
+    def request_done(self, service_ns: int, input_tokens: int, output_tokens: int) -> None:
+        """Record one finished request: its service, its dynamic input and what it generated."""
+        self._inputs.append(input_tokens)
+        self._outputs.append(output_tokens)
+        self._outlook = None
         if len(self._requests) == WINDOW:
             self._requests_ns -= self._requests[0]
         self._requests.append(service_ns)
         self._requests_ns += service_ns
 
-    def stage_done(self, total_ns: int) -> None:
-        """Record the total service of a finished execution."""
+    def stage_done(self, total_ns: int, requests: int) -> None:
+        """Record the total service of a finished execution, and how many requests it had."""
         self._totals.append(total_ns)
         self._residuals.clear()
+        self._counts.append(requests)
+        self._outlook = None
+
+    def outlook(self, agent: str, profile: StageProfile | None) -> Outlook | None:
+        """Return what is expected of a request; None where nothing was seen or profiled."""
+        if self._outlook is None:
+            counts = tuple(sorted(self._counts)) or (profile.rounds if profile else 1,)
+            if self._outputs:
+                most = max(*self._outputs, profile.max_new_tokens if profile else 0)
+                mean = sum(self._inputs) // len(self._inputs)
+                self._outlook = Outlook(agent, mean, most, tuple(sorted(self._outputs)), counts)
+            elif profile is not None:
+                new = profile.max_new_tokens
+                self._outlook = Outlook(agent, profile.input_tokens, new, (new,), counts)
+        return self._outlook
 
     def request_ns(self, profiled_ns: int) -> int:
         """Return D: the mean service per request seen, or ``profiled_ns`` before any."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from topas.event import Event, Params, Request, TaskState
+from topas.event import Costs, Event, Outlook, Params, Request, TaskState
 from topas.online.history import StageHistory
 from topas.profile import Profile
 from topas.residual import FINISHED, Residual
 from topas.units import to_ns, to_s
 from topas.workflow import Dag, Workflow
 
+UNKNOWN_TOKENS = 256
+"""Expected input and output of a request of a stage of which nothing at all is known."""
 UNKNOWN_S = 1.0
 """Expected service of a stage of which nothing at all is known, as long as nothing is known of any."""
 
@@ -28,7 +30,7 @@ class LiveTask:
 
     __slots__ = (
         "arrival_s", "attained_ns", "cached_state", "dag", "elapsed_ns", "finished", "histories", "id",
-        "left", "missing", "running", "workflow",
+        "left", "missing", "requests", "running", "workflow",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +48,7 @@ class LiveTask:
         self.finished = [False] * size
         self.missing = [len(before) for before in workflow.dag.before]
         self.running = [0] * size
+        self.requests = [0] * size
         self.cached_state: tuple[int, TaskState] | None = None
 
     @property
@@ -64,6 +67,15 @@ class Tracker:
             swap_s_per_token=profile.swap_s_per_token,
             decode_s_per_token=profile.decode_s_per_token,
             max_running=profile.max_running,
+            costs=Costs(
+                prefill_base_s=profile.prefill_base_s,
+                prefill_s_per_token=profile.prefill_s_per_token,
+                decode_base_s=profile.decode_base_s,
+                decode_s_per_seq=profile.decode_s_per_seq,
+                decode_s_per_kv_token=profile.decode_s_per_kv_token,
+                keeps=profile.redo != "decode",
+                host=profile.host_cache,
+            ),
         )
         self.tasks: dict[str, LiveTask] = {}
         self._histories: dict[tuple[str, str], StageHistory] = {}
@@ -99,12 +111,15 @@ class Tracker:
         """Count a running request as waiting again."""
         task.running[stage] -= 1
 
-    def request_done(self, task: LiveTask, stage: int, service_ns: int) -> None:
-        """Record a finished request's service in the stage's history."""
+    def request_done(
+        self, task: LiveTask, stage: int, service_ns: int, *, input_tokens: int = 0, output_tokens: int = 1
+    ) -> None:
+        """Record a finished request's service and lengths in the stage's history."""
         task.running[stage] -= 1
+        task.requests[stage] += 1
         task.elapsed_ns[stage] += service_ns
         task.attained_ns += service_ns
-        task.histories[stage].request_done(service_ns)
+        task.histories[stage].request_done(service_ns, input_tokens, output_tokens)
         self._version += 1
 
     def forget(self, task: LiveTask) -> None:
@@ -118,7 +133,7 @@ class Tracker:
         """
         task.finished[stage] = True
         if record:
-            task.histories[stage].stage_done(task.elapsed_ns[stage])
+            task.histories[stage].stage_done(task.elapsed_ns[stage], task.requests[stage])
         self._version += 1
         task.left -= 1
         ready = []
@@ -157,9 +172,21 @@ class Tracker:
             FINISHED if done else history.residual(elapsed, unknown)
             for done, history, elapsed in zip(task.finished, task.histories, task.elapsed_ns, strict=True)
         ]
-        state = TaskState(task.arrival_s, task.dag, tuple(residuals), task.attained_s)
+        state = TaskState(
+            task.arrival_s,
+            task.dag,
+            tuple(residuals),
+            task.attained_s,
+            tuple(self._outlook(task, k) for k in range(len(task.dag))),
+            tuple(task.requests),
+        )
         task.cached_state = (self._version, state)
         return state
+
+    def _outlook(self, task: LiveTask, stage: int) -> Outlook:
+        agent = task.workflow.agents[stage]
+        known = task.histories[stage].outlook(agent, task.workflow.profiles[stage])
+        return known or Outlook(agent, UNKNOWN_TOKENS, UNKNOWN_TOKENS, (UNKNOWN_TOKENS,), (1,))
 
     def reuse_counts(self, tasks: Iterable[LiveTask]) -> dict[str, int]:
         """Return n_a (Eq. 11) over tasks with running requests.

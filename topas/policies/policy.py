@@ -44,16 +44,24 @@ class QueueView(Protocol):
     def cached(self, request: Request) -> int:
         """Return how many tokens of the request's prompt are in GPU memory."""
 
+    def passed(self, request: Request) -> int:
+        """Return how many tokens the engine has prefilled since the request joined the queue."""
+
+    def prompt(self, request: Request) -> int:
+        """Return the length of the request's prompt, prefix included."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """Orders the queue; the engine admits from its head and stops at the first that does not fit.
 
-    ``rank`` gives, for the queue at hand, the sort key of a request: smallest first.
+    ``rank`` gives, for the queue at hand, the sort key of a request: smallest first. With ``foresight``
+    the engine evicts by steps to execution and loads ahead (see :mod:`topas.sim.foresight`).
     """
 
     name: str
     rank: Callable[[QueueView], Key]
+    foresight: bool = False
 
     def decide(self, event: Event) -> Decision:
         """Return what admission from the head does under the reservation of Eq. 2."""

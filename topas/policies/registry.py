@@ -13,11 +13,14 @@ _REGISTRY = {
     "parrot-fcfs": "topas.policies.queue:PARROT_FCFS",
     "autellix-las": "topas.policies.queue:AUTELLIX_LAS",
     "spf": "topas.policies.queue:SPF",
+    "hrrn": "topas.policies.queue:HRRN",
+    "kvflow": "topas.policies.queue:KVFLOW",
     "downstream-gate": "topas.policies.queue:DOWNSTREAM_GATE",
     "topas": "topas.online.policy:TOPAS",
     "topas-base": "topas.online.policy:TOPAS_BASE",
     "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
     "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",
+    "topas-rollout": "topas.online.rollout.policy:TOPAS_ROLLOUT",
     "topas-exact": "oracle.policy:TOPAS_EXACT",
 }
 

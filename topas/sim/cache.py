@@ -15,8 +15,16 @@ Key = tuple[str, str, int]
 """A leftover: (agent, "", -1) is its prefix, (agent, task, stage) the dynamic KV of a stage."""
 
 
+LATE = 1 << 20
+"""Steps to execution of an agent that no task will ask for."""
+
+
 class KvCache:
-    """Token-exact accounting; ``used`` + ``leftover`` never exceeds ``budget`` after :meth:`trim`."""
+    """Token-exact accounting; ``used`` + ``leftover`` never exceeds ``budget`` after :meth:`trim`.
+
+    With ``steps``, the steps to execution of each agent, leftovers go by these instead of by age: contexts
+    first, then the prefix that is wanted last (an agent without steps is not wanted).
+    """
 
     def __init__(
         self, budget: int, prefixes: Mapping[str, int], *, host: bool, swap_s_per_token: float
@@ -34,6 +42,7 @@ class KvCache:
         self._leftovers: OrderedDict[Key, int] = OrderedDict()
         self._children: dict[str, OrderedDict[Key, None]] = {}
         self._on_host: dict[Key, int] = {}
+        self.steps: Mapping[str, int] | None = None
 
     @property
     def active(self) -> Mapping[str, int]:
@@ -119,10 +128,34 @@ class KvCache:
     def trim(self, now_s: float) -> None:
         """Evict least recently used leftovers until everything fits."""
         while self.leftover and self.used + self.leftover > self.budget:
-            key = next(iter(self._leftovers))
-            if not key[1] and self._children.get(key[0]):
-                key = next(iter(self._children[key[0]]))
-            self._evict(key, now_s)
+            self._evict(self._oldest() if self.steps is None else self._wanted_last(self.steps), now_s)
+
+    def _oldest(self) -> Key:
+        """Return the least recently used leftover, leaves of the radix tree first."""
+        key = next(iter(self._leftovers))
+        if not key[1] and self._children.get(key[0]):
+            key = next(iter(self._children[key[0]]))
+        return key
+
+    def _wanted_last(self, steps: Mapping[str, int]) -> Key:
+        """Return the oldest context, else the prefix with most steps to execution."""
+        return max(self._leftovers, key=lambda key: (bool(key[1]), steps.get(key[0], len(steps) + LATE)))
+
+    def load_ahead(self, now_s: float) -> None:
+        """Load the prefixes of agents that are one step away, over those that are wanted later."""
+        steps = self.steps or {}
+        for agent in sorted(name for name, count in steps.items() if count == 1):
+            tokens = self._prefixes[agent]
+            if agent in self._ready_s or (agent, "", -1) not in self._on_host:
+                continue
+            later = sum(
+                size for key, size in self._leftovers.items() if key[1] or steps.get(key[0], LATE) > 1
+            )
+            if self.used + self.leftover - later + tokens <= self.budget:
+                self.loads += 1
+                self._ready_s[agent] = self._transfer(tokens, now_s)
+                self._leave((agent, "", -1), tokens)
+                self.trim(now_s)
 
     def _leave(self, key: Key, tokens: int) -> None:
         self.leftover += tokens - self._leftovers.pop(key, 0)

@@ -23,6 +23,7 @@ from topas.score import decision_on
 from topas.sim.cache import KvCache
 from topas.sim.check import check_decision, check_state
 from topas.sim.decode import run_s, steps_until
+from topas.sim.foresight import steps_to_execution
 from topas.sim.job import Job, Phase
 from topas.sim.ratio import NewTokenRatio, entering_share
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
@@ -76,6 +77,8 @@ class Engine:
         self.followers: list[Job] = []
         self.attended = 0
         self.passes = 0
+        self.foresight = isinstance(policy, QueuePolicy) and policy.foresight
+        self.prefilled = 0
         self.now_s = 0.0
         self.step = 0
         self.jobs: dict[str, Job] = {}
@@ -192,8 +195,11 @@ class Engine:
             reserve_tokens=spec.reserve_tokens,
             service_s=to_s(profiled_ns),
             arrival_s=self.now_s,
+            input_tokens=spec.input_tokens,
+            max_new_tokens=spec.max_new_tokens,
         )
         job = Job(request, live, stage, index, spec, profiled_ns)
+        job.joined_at = self.prefilled
         job.fixed = self.profile.ignore_eos and spec.output_tokens == spec.max_new_tokens
         self.smallest = min(self.smallest, spec.reserve_tokens)
         self.jobs[request.id] = job
@@ -212,7 +218,13 @@ class Engine:
         self.events += 1
         self.fruitless = 0
         job.service_ns += to_ns(self.now_s - job.start_s)
-        self.tracker.request_done(job.live, job.stage, job.service_ns)
+        self.tracker.request_done(
+            job.live,
+            job.stage,
+            job.service_ns,
+            input_tokens=job.round.input_tokens,
+            output_tokens=job.round.output_tokens,
+        )
         self.changed = True
         del self.jobs[job.request.id]
         if job.round.tool_s > 0:
@@ -241,7 +253,11 @@ class Engine:
         if not self.waiting:
             return
         if isinstance(self.policy, QueuePolicy):
+            if self.foresight:
+                self.cache.steps = steps_to_execution(self.tracker.tasks.values())
             self._admit_from_head(self.policy)
+            if self.foresight:
+                self.cache.load_ahead(self.now_s)
         elif isinstance(self.policy, JointPolicy):
             event = self._event()
             start = self.clock()
@@ -508,6 +524,7 @@ class Engine:
         job.phase = Phase.WAITING
         job.credit_ns = 0
         job.held = job.copied = 0
+        job.joined_at = self.prefilled
         self.waiting[job.request.id] = job
         self.preemptions += 1
         self.fruitless += 1
@@ -562,6 +579,7 @@ class Engine:
         """Return the time of a prefill batch (E3)."""
         profile, agents = self.profile, self.trace.agents
         new = [job.prefill_tokens + (agents[job.agent] if job.cold else 0) for job in batch]
+        self.prefilled += sum(new)
         seconds = profile.prefill_base_s + sum(new) * profile.prefill_s_per_token
         if not self.prefill_details:
             return seconds

@@ -26,13 +26,14 @@ class Job:
     ``generated`` is exact except while decoding, where it lags: the engine counts decode steps once for
     the whole batch (see ``Engine.generated``). ``held`` are its dynamic KV tokens, lagging alike;
     ``copied`` of them are a copy of the prefix, until its prefill is done. ``cold``: its prefill computes
-    the prefix. ``fixed``: the engine knows that it will use up its allowance.
+    the prefix. ``fixed``: the engine knows that it will use up its allowance. ``joined_at``: tokens that the
+    engine had prefilled when it joined the queue.
     """
 
     __slots__ = (
         "agent", "cold", "copied", "credit_ns", "finish_step", "fixed", "generated", "held", "join_step",
-        "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round", "round_index", "seen",
-        "service_ns", "stage", "start_s",
+        "joined_at", "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round",
+        "round_index", "seen", "service_ns", "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
@@ -58,6 +59,7 @@ class Job:
         self.service_ns = 0
         self.start_s = -1.0
         self.join_step = 0
+        self.joined_at = 0
         self.finish_step = 0
 
     @property

@@ -58,6 +58,15 @@ class EngineView:
             self._behind = duplicates(self._engine)
         return -1 if request.id in self._behind else self._engine.cached_tokens(request)
 
+    def passed(self, request: Request) -> int:
+        """Return how many tokens were prefilled since the request joined the queue."""
+        return self._engine.prefilled - self._engine.waiting[request.id].joined_at
+
+    def prompt(self, request: Request) -> int:
+        """Return the length of the request's prompt and of what it has generated."""
+        job = self._engine.waiting[request.id]
+        return self._engine.trace.agents[job.agent] + job.round.input_tokens + job.generated
+
     @property
     def running(self) -> Collection[str]:
         """Return the ids of admitted, unfinished requests."""

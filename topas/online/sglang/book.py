@@ -233,7 +233,13 @@ class Book:
         if completed:
             if entry.phase is Phase.WAITING:
                 self.tracker.request_admitted(entry.live, entry.stage)
-            self.tracker.request_done(entry.live, entry.stage, entry.service_ns)
+            self.tracker.request_done(
+                entry.live,
+                entry.stage,
+                entry.service_ns,
+                input_tokens=entry.input_tokens - entry.shared_tokens(),
+                output_tokens=max(entry.output_tokens, 1),
+            )
             job.attained_ns += entry.service_ns
             if entry.service_ns and entry.output_tokens:
                 self._token_s.append(to_s(entry.service_ns) / entry.output_tokens)
@@ -315,6 +321,8 @@ class Book:
                 reserve_tokens=min(held + left, alone),
                 service_s=self.tracker.service_s(entry.live, entry.stage, entry.profiled_ns),
                 arrival_s=entry.arrival_s,
+                input_tokens=entry.input_tokens - entry.shared_tokens(),
+                max_new_tokens=entry.max_new_tokens,
             )
             if entry.phase is Phase.WAITING:
                 if overdue is None or entry is overdue:

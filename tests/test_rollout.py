@@ -1,0 +1,140 @@
+"""Rollouts: the base rules are the simulator's, following them agrees with it, and decisions are sound."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from support_events import events, many
+from support_sim import make_profile
+
+from topas.event import Event
+from topas.feasible import violations
+from topas.formats import event_json, event_of
+from topas.online.rollout import kernel
+from topas.online.rollout.policy import look_ahead
+from topas.online.rollout.situation import Settings, case_of, requests_left, room_for
+from topas.policies import get_policy
+from topas.policies.policy import QueuePolicy, admit_from_head
+from topas.sim import simulate
+from traces.workloads import WorkloadOptions, generate
+
+RULES = {"lpm": kernel.LPM, "spf": kernel.SPF, "parrot-fcfs": kernel.PARROT}
+
+
+def recorded_events(
+    workload: str, rate: float, tasks: int, sigma: float = 0.0, policy: str = "spf"
+) -> list[Event]:
+    """Return the events of a run of a workload in the plain engine with room for three prefixes."""
+    trace = generate(
+        workload, rate_per_s=rate, tasks=tasks, seed=3, options=WorkloadOptions(output_sigma=sigma)
+    )
+    found: list[Event] = []
+    simulate(trace, policy, PROFILE, record=lambda event, _: found.append(event))
+    return found
+
+
+PROFILE = make_profile(kv_budget_tokens=36_000, decode_s_per_seq=0.001)
+
+
+@pytest.mark.parametrize("policy", ["spf", "parrot-fcfs"])
+@pytest.mark.parametrize("workload", ["chain-3", "dag-4", "dag-10-wide"])
+def test_a_rule_admits_what_the_queue_policy_of_its_name_admits(workload: str, policy: str) -> None:
+    rule = get_policy(policy)
+    assert isinstance(rule, QueuePolicy)
+    checked = 0
+    for event in recorded_events(workload, 0.05, 12, policy="topas-base"):
+        case = case_of(event, Settings())
+        scratch, candidates = room_for(case.situation)
+        row = candidates.taken[0]
+        count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
+        mine = [case.requests[node].id for node in row[:count]]
+        order = sorted(event.waiting, key=rule.rank(event))
+        assert mine == [request.id for request in admit_from_head(event, order)]
+        checked += count
+    assert checked > 10
+
+
+@pytest.mark.parametrize("policy", ["spf", "parrot-fcfs"])
+@pytest.mark.parametrize(("workload", "tasks"), [("chain-3", 9), ("dag-4", 6), ("dag-10-wide", 3)])
+def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks: int, policy: str) -> None:
+    trace = generate(workload, rate_per_s=1e6, tasks=tasks, seed=3, options=WorkloadOptions())
+    found: list[Event] = []
+    result = simulate(trace, policy, PROFILE, record=lambda event, _: found.append(event))
+    event = next(event for event in found if len(event.tasks) == tasks)
+    settings = Settings(tail=0.0, horizon=10**6)
+    case = case_of(event, settings)
+    scratch, candidates = room_for(case.situation)
+    row = candidates.taken[0]
+    count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
+    cost = kernel.play(RULES[policy], case.situation.status, row, count, case.situation, scratch, case.out[0])
+    left = np.mean([task.completion_s for task in result.tasks]) - event.time_s
+    assert cost == pytest.approx(left, rel=0.03)
+
+
+@many(150)
+@given(events())
+def test_decisions_are_feasible_and_an_idle_engine_gets_work(raw: dict[str, object]) -> None:
+    event = event_of(raw)
+    if not event.waiting:
+        return
+    decision = look_ahead(event, Settings())
+    assert violations(event, decision) == []
+    fits = any(
+        request.reserve_tokens + event.agents[request.agent] <= event.budget_tokens
+        for request in event.waiting
+    )
+    if not event.running and fits:
+        assert decision.admit
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize("workload", ["chain-3", "dag-10-wide", "metagpt-tl"])
+def test_an_event_that_was_written_and_read_gives_the_same_decision(workload: str, sigma: float) -> None:
+    found = recorded_events(workload, 0.05, 10, sigma)
+    for event in found[:: max(len(found) // 15, 1)]:
+        again = event_of(json.loads(json.dumps(event_json(event))))
+        assert look_ahead(again, Settings()) == look_ahead(event, Settings())
+
+
+def test_what_is_chosen_costs_no_more_than_the_best_base_policy_by_itself() -> None:
+    deviations = 0
+    found = [
+        recorded_events(name, 0.08, 12, 0.5, "topas-base") for name in ("dag-4", "dag-10-wide", "metagpt-tl")
+    ]
+    for event in itertools.chain(*found):
+        case = case_of(event, Settings())
+        scratch, candidates = room_for(case.situation)
+        choice = kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
+        if candidates.size[0] == 1:
+            continue
+        own = min(candidates.cost[i, b] for b, i in enumerate(candidates.reference))
+        assert candidates.cost[choice].min() <= own
+        deviations += choice not in candidates.reference
+    assert deviations > 0
+
+
+def test_expected_requests_are_those_of_executions_that_went_on() -> None:
+    counts = (1, 1, 3, 5)
+    assert [requests_left(counts, done) for done in range(6)] == [2, 3, 2, 2, 1, 1]
+
+
+def test_scenarios_are_strata_of_the_lengths_above_what_was_generated() -> None:
+    events_ = [e for e in recorded_events("chain-3", 0.05, 30, 0.5) if e.running and e.waiting]
+    event = events_[-1]
+    case = case_of(event, Settings(scenarios=8))
+    seen = {
+        name: set(o.outputs)
+        for t in event.tasks.values()
+        for name, o in zip(t.dag.names, t.outlooks, strict=True)
+    }
+    for node, request in enumerate(case.requests):
+        if request is None or len(seen[request.stage]) < 2:
+            continue
+        totals = case.out[:, node] + request.generated_tokens
+        longer = [x for x in seen[request.stage] if x > request.generated_tokens]
+        if longer:
+            assert set(totals) <= {min(x, request.max_new_tokens) for x in longer}

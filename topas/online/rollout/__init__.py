@@ -1,0 +1,1 @@
+"""Rollout policy improvement: candidate decisions, each played forward under simple base policies."""

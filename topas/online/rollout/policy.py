@@ -1,0 +1,61 @@
+"""The policy: propose, look ahead, decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from topas.decision import Decision
+from topas.event import Event, Request, TaskState
+from topas.online.rollout import kernel
+from topas.online.rollout.situation import Settings, case_of, room_for
+from topas.online.search import select, warm_up
+from topas.policies.policy import JointPolicy
+from topas.residual import Residual
+from topas.score import decision_on
+from topas.workflow import dag_of
+
+SETTINGS = Settings()
+
+
+def look_ahead(event: Event, settings: Settings = SETTINGS) -> Decision:
+    """Return the decision whose rollouts cost least (docs/policy.md).
+
+    Where the state must shrink, or no rule has work for an idle engine, the paper's search decides.
+    """
+    if not fits_as_it_is(event):
+        return select(event)
+    case = case_of(event, settings)
+    situation = case.situation
+    scratch, candidates = room_for(situation)
+    choice = kernel.look_ahead(situation, scratch, candidates, case.out, case.lost)
+    taken = candidates.taken[choice, : candidates.count[choice]]
+    if not len(taken) and not event.running:
+        return select(event)
+    runs, waits = situation.status == kernel.RUNNING, candidates.status[choice] == kernel.WAITING
+    return decision_on(event, _ids(case.requests, taken), _ids(case.requests, np.flatnonzero(runs & waits)))
+
+
+def fits_as_it_is(event: Event) -> bool:
+    """Return whether all running requests may keep running."""
+    agents = {request.agent for request in event.running}
+    tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
+    most = event.params.max_running
+    return tokens <= event.budget_tokens and (not most or len(event.running) <= most)
+
+
+def _ids(requests: Sequence[Request | None], nodes: Sequence[int] | np.ndarray) -> list[str]:
+    return [request.id for node in nodes if (request := requests[node]) is not None]
+
+
+def _warm_up() -> None:
+    """Load the compiled code: decide a small event with a choice in it."""
+    warm_up()
+    dag = dag_of({"a": ()})
+    tasks = {name: TaskState(0.0, dag, (Residual([1]),)) for name in ("t", "u")}
+    waiting = [Request(name, name, "a", agent, 1, 1.0) for name, agent in (("t", "A"), ("u", "B"))]
+    look_ahead(Event(0.0, 2, {"A": 1, "B": 1}, tasks, waiting, []))
+
+
+TOPAS_ROLLOUT = JointPolicy("topas-rollout", look_ahead, _warm_up)
