@@ -27,8 +27,8 @@ def conditioned(totals: list[int], elapsed: int, mean_request: int) -> Residual:
     """Return the residual of a started stage after executions with these totals."""
     history = StageHistory(None)
     for total in totals:
-        history.stage_done(total)
-    history.request_done(mean_request)
+        history.stage_done(total, 1)
+    history.request_done(mean_request, 1, 1)
     return history.residual(elapsed, 1)
 
 

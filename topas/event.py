@@ -27,6 +27,27 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookahead:
+    """How ``topas`` looks ahead: what it tries, how far it follows, and what it takes to leave a base rule.
+
+    Requests of an agent that together have generated at most the share ``preempt`` of one longest output
+    may be preempted. Unknown output lengths are sampled in ``scenarios``. A rollout ends after ``horizon``
+    completions; its cost is the mean completion time plus ``tail`` times the 8-norm of the ages at
+    completion. A candidate must be better than the best base rule by the share ``margin``, or by
+    ``margin_unknown`` where lengths are not known; one that is worse than the best by
+    ``race`` / sqrt(scenarios seen) is followed no further.
+    """
+
+    preempt: float = 0.5
+    scenarios: int = 4
+    horizon: int = 100
+    tail: float = 1.0
+    margin: float = 0.01
+    margin_unknown: float = 0.03
+    race: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class Params:
     """Parameters of the score and of the search.
 
@@ -34,7 +55,7 @@ class Params:
     ``M`` is the largest agent pool whose prefix sets are all enumerated, ``K`` caps the admissions and,
     separately, the preemptions of one event (0: no cap). ``max_running`` caps the running batch
     (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not exact.
-    ``costs`` are the engine's; None where they are not known.
+    ``costs`` are the engine's; None where they are not known. ``lookahead`` is for ``topas`` alone.
     """
 
     beta: float = 1.0
@@ -48,6 +69,7 @@ class Params:
     scenarios: int = 256
     seed: int = 0
     costs: Costs | None = None
+    lookahead: Lookahead = Lookahead()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from topas.decision import Decision, Terms
 from topas.errors import InputError
-from topas.event import Costs, Event, Outlook, Params, Request, TaskState
+from topas.event import Costs, Event, Lookahead, Outlook, Params, Request, TaskState
 from topas.files import read_file
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
@@ -102,6 +102,18 @@ class _Costs(_Model):
     host: bool
 
 
+class LookaheadParams(_Model):
+    """:class:`topas.event.Lookahead` in a file."""
+
+    preempt: Annotated[float, Field(ge=0, le=1)] = Lookahead().preempt
+    scenarios: Annotated[int, Field(ge=1, le=64)] = Lookahead().scenarios
+    horizon: Annotated[int, Field(ge=1, le=100_000)] = Lookahead().horizon
+    tail: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().tail
+    margin: Annotated[float, Field(ge=0, lt=1)] = Lookahead().margin
+    margin_unknown: Annotated[float, Field(ge=0, lt=1)] = Lookahead().margin_unknown
+    race: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().race
+
+
 class _Running(_Waiting):
     generated_tokens: Tokens
     credit_s: Seconds
@@ -119,6 +131,7 @@ class _Params(_Model):
     scenarios: Annotated[int, Field(ge=1, le=65536)] = Params().scenarios
     seed: Count = Params().seed
     costs: _Costs | None = None
+    lookahead: LookaheadParams = LookaheadParams()
 
 
 class _Event(_Model):
@@ -231,7 +244,8 @@ def _known(name: str, known: Mapping[str, object], kind: str, field: str) -> Non
 
 def _params(raw: _Params) -> Params:
     costs = None if raw.costs is None else Costs(**raw.costs.model_dump())
-    return Params(**{**raw.model_dump(), "costs": costs})
+    lookahead = Lookahead(**raw.lookahead.model_dump())
+    return Params(**{**raw.model_dump(), "costs": costs, "lookahead": lookahead})
 
 
 def _outlook(raw: _Outlook) -> Outlook:
@@ -355,16 +369,14 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def _outlook_json(outlook: Outlook) -> dict[str, Any]:
-    return {
-        **asdict(outlook),
-        "outputs": list(outlook.outputs),
-        "counts": list(outlook.counts),
-    }
+    return {**asdict(outlook), "outputs": list(outlook.outputs), "counts": list(outlook.counts)}
 
 
 def _params_json(params: Params) -> dict[str, Any]:
-    value = {name: getattr(params, name) for name in _Params.model_fields if name != "costs"}
-    return value | ({"costs": asdict(params.costs)} if params.costs is not None else {})
+    value = {name: getattr(params, name) for name in _Params.model_fields}
+    costs = value.pop("costs")
+    value["lookahead"] = asdict(params.lookahead)
+    return value if costs is None else value | {"costs": asdict(costs)}
 
 
 def _request_json(request: Request, *, running: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TOPAS and its ablations as policies (paper section V-C)."""
+"""The paper's Algorithm 1 and its ablations as policies (section V-C)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _without(*, reuse: bool, aging: bool) -> JointPolicy:
     return JointPolicy(name[reuse, aging], decide, warm_up)
 
 
-TOPAS = JointPolicy("topas", select, warm_up)
+TOPAS_PAPER = JointPolicy("topas-paper", select, warm_up)
 TOPAS_BASE = _without(reuse=True, aging=True)
 TOPAS_NO_REUSE = _without(reuse=True, aging=False)
 TOPAS_NO_AGING = _without(reuse=False, aging=True)

@@ -50,7 +50,7 @@ def _downstream_gate(view: QueueView) -> Key:
 
 def _hrrn(view: QueueView) -> Key:
     def key(r: Request) -> tuple[float | str, ...]:
-        missing = view.prompt(r) - max(view.cached(r), 0)
+        missing = view.prompt(r) - view.cached(r)
         return (-view.passed(r) / missing if missing > 0 else float("-inf"), r.arrival_s, r.id)
 
     return key
@@ -70,7 +70,8 @@ DOWNSTREAM_GATE = QueuePolicy("downstream-gate", _downstream_gate)
 """The paper's strawman (Figure 1): LPM, but exit stages first while their backlog has accumulated."""
 HRRN = QueuePolicy("hrrn", _hrrn)
 """Highest response ratio next, SGLang's own: tokens prefilled by the engine since the request came, over
-tokens of its prompt that are not in GPU memory (SGLang 0.5 ``SchedulePolicy._sort_by_hrrn``)."""
+tokens of its prompt that are not in GPU memory (SGLang 0.5 ``SchedulePolicy._sort_by_hrrn``). As for LPM,
+host copies do not count as cached, which SGLang's hierarchical cache would do: the stronger rival."""
 KVFLOW = QueuePolicy("kvflow", _fcfs, foresight=True)
 """First come, first served, over a cache that evicts by steps to execution and loads what comes next
 (KVFlow, arXiv 2507.07400, as published: its system is a fork of SGLang)."""

@@ -16,11 +16,11 @@ _REGISTRY = {
     "hrrn": "topas.policies.queue:HRRN",
     "kvflow": "topas.policies.queue:KVFLOW",
     "downstream-gate": "topas.policies.queue:DOWNSTREAM_GATE",
-    "topas": "topas.online.policy:TOPAS",
+    "topas": "topas.online.rollout.policy:TOPAS",
+    "topas-paper": "topas.online.policy:TOPAS_PAPER",
     "topas-base": "topas.online.policy:TOPAS_BASE",
     "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
     "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",
-    "topas-rollout": "topas.online.rollout.policy:TOPAS_ROLLOUT",
     "topas-exact": "oracle.policy:TOPAS_EXACT",
 }
 

@@ -401,8 +401,22 @@ class Engine:
         """Return a waiting request as the policy sees it now."""
         service_s = self.tracker.service_s(job.live, job.stage, job.profiled_ns)
         cached = self.cached_tokens(job.request)
-        if job.seen.service_s != service_s or job.seen.cached_tokens != cached:
-            job.seen = replace(job.request, service_s=service_s, cached_tokens=cached)
+        prompt = job.round.input_tokens + job.generated
+        passed = self.prefilled - job.joined_at if isinstance(self.policy, QueuePolicy) else 0
+        seen = job.seen
+        if (seen.service_s, seen.cached_tokens, seen.input_tokens, seen.passed_tokens) != (
+            service_s,
+            cached,
+            prompt,
+            passed,
+        ):
+            job.seen = replace(
+                job.request,
+                service_s=service_s,
+                cached_tokens=cached,
+                input_tokens=prompt,
+                passed_tokens=passed,
+            )
         return job.seen
 
     def _running_seen(self, job: Job, decoding: float, least: int, entering: Fraction) -> Request:

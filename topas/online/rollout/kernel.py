@@ -72,21 +72,24 @@ def pop(heap, size, agent):
 
 
 @numba.njit(cache=True)
-def choose(rule, force, most, s):
-    """Return the agent whose head is admitted next, -1 if none.
+def choose(rule, force, most, p, s):
+    """Return the agent whose head is tried next, -1 if none.
 
     ``lpm``: prefixes in memory first, then arrival. ``spf``, ``parrot``: deeper stage, earlier task first,
     whatever is in memory. ``finish``: prefixes in memory, then most finished stages of the task.
     ``gather``: prefixes in memory, else the agent with the largest sum over its queue of 1 / unfinished
     stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps the prefixes in use
-    (0: none).
+    (0: none). From ``finish`` on, agents none of whose requests fits are passed over.
     """
+    free = p.budget - s.used[0]
     used = 0
     for a in range(len(s.size)):
         used += s.users[a] > 0
     best, best_rank, best_class = -1, 0.0, -1
     for a in range(len(s.size)):
         if s.size[a] == 0 or (most > 0 and s.users[a] == 0 and used >= most):
+            continue
+        if rule >= FINISH and free < p.smallest[a] + (p.prefix[a] if s.users[a] == 0 else 0):
             continue
         there = 1 if s.users[a] > 0 or s.there[a] else 0
         if rule in (SPF, PARROT):
@@ -104,6 +107,7 @@ def queue_up(rule, status, p, left, s):
     """Fill the agents' queues with the waiting requests."""
     s.size[:] = 0
     s.weight[:] = 0.0
+    s.asides[0] = 0
     for node in range(len(status)):
         if status[node] == WAITING:
             a = p.agent[node]
@@ -117,7 +121,7 @@ def enter(status, p, s):
     s.users[:] = 0
     s.there[:] = p.resident
     s.used[0] = 0
-    s.count[0] = 0
+    s.batch[0] = 0
     for node in range(len(status)):
         if status[node] == RUNNING:
             a = p.agent[node]
@@ -125,7 +129,39 @@ def enter(status, p, s):
                 s.used[0] += p.prefix[a]
             s.users[a] += 1
             s.used[0] += p.reserve[node]
-            s.count[0] += 1
+            s.batch[0] += 1
+
+
+@numba.njit(cache=True)
+def next_fit(rule, force, most, left, p, s):
+    """Take the next request off the queues that a rule admits, -1 if there is none.
+
+    ``lpm``, ``spf`` and ``parrot`` stop at a head that does not fit; the others pass over it, and
+    ``s.aside`` keeps it (see :func:`put_back`).
+    """
+    while True:
+        a = choose(rule, force, most, p, s)
+        if a < 0:
+            return -1
+        node = s.heap[a, 0, 1]
+        fits = s.used[0] + need_of(node, p, s) <= p.budget
+        if not fits and rule < FINISH:
+            return -1
+        pop(s.heap, s.size, a)
+        if fits:
+            s.weight[a] -= 1.0 / left[p.task[node]]
+            return node
+        s.aside[s.asides[0]] = node
+        s.asides[0] += 1
+
+
+@numba.njit(cache=True)
+def put_back(rule, arrivals, left, p, s):
+    """Put what was passed over back into the queues."""
+    for k in range(s.asides[0]):
+        node = s.aside[k]
+        push(s.heap, s.size, p.agent[node], rank_of(rule, node, arrivals[node], p, left), node)
+    s.asides[0] = 0
 
 
 @numba.njit(cache=True)
@@ -161,10 +197,11 @@ def start(node, time, step, p, s, out):
         if s.users[b] == 0 and s.there[b]:
             s.there[b] = False
             s.idle[0] -= p.prefix[b]
-    n = s.count[0]
+    n = s.batch[0]
     s.running[n] = node
-    s.finish[n] = step + max(out[node] - 1, 0) + np.int64(wait / (p.decode_base + (n + 1) * p.decode_seq))
-    s.count[0] = n + 1
+    step_s = p.decode_base + (n + 1) * p.decode_seq
+    s.finish[n] = step + max(out[node] - 1, 0) + (np.int64(wait / step_s) if step_s > 0.0 else 0)
+    s.batch[0] = n + 1
     s.status[node] = RUNNING
     return tokens
 
@@ -173,6 +210,7 @@ def start(node, time, step, p, s, out):
 def make_ready(node, arrival, rule, p, s):
     """Put a request that has become ready into its queue."""
     s.status[node] = WAITING
+    s.arrival[node] = arrival
     a = p.agent[node]
     push(s.heap, s.size, a, rank_of(rule, node, arrival, p, s.left), node)
     s.weight[a] += 1.0 / s.left[p.task[node]]
@@ -219,6 +257,7 @@ def play(rule, status, taken, count, p, s, out):
     s.left[:] = p.left
     s.stage_left[:] = p.stage_left
     s.stage_missing[:] = p.stage_missing
+    s.arrival[:] = p.arrival
     s.ready[:] = 0.0
     s.link[0] = 0.0
     s.idle[0] = 0
@@ -241,7 +280,7 @@ def play(rule, status, taken, count, p, s, out):
     unfinished, completions = len(p.left), 0
     total = tail = 0.0
     while unfinished and completions < p.horizon:
-        n = s.count[0]
+        n = s.batch[0]
         if n:
             last = s.finish[0]
             for k in range(1, n):
@@ -250,14 +289,14 @@ def play(rule, status, taken, count, p, s, out):
                 time += (last - step) * (p.decode_base + n * p.decode_seq + s.used[0] * p.decode_kv)
                 step = last
             k = 0
-            while k < s.count[0]:
+            while k < s.batch[0]:
                 if s.finish[k] > step:
                     k += 1
                     continue
                 node = s.running[k]
-                s.count[0] -= 1
-                s.running[k] = s.running[s.count[0]]
-                s.finish[k] = s.finish[s.count[0]]
+                s.batch[0] -= 1
+                s.running[k] = s.running[s.batch[0]]
+                s.finish[k] = s.finish[s.batch[0]]
                 completions += 1
                 arrival += complete(node, arrival, rule, p, s)
                 task = p.task[node]
@@ -266,20 +305,16 @@ def play(rule, status, taken, count, p, s, out):
                     total += time
                     tail += ((p.age[task] + time) / p.scale) ** _NORM
         tokens, admitted = np.int64(0), 0
-        while s.count[0] < p.max_running:
-            a = choose(rule, -1, 0, s)
-            if a < 0:
+        while s.batch[0] < p.max_running:
+            node = next_fit(rule, -1, 0, s.left, p, s)
+            if node < 0:
                 break
-            node = s.heap[a, 0, 1]
-            if s.used[0] + need_of(node, p, s) > p.budget:
-                break
-            pop(s.heap, s.size, a)
-            s.weight[a] -= 1.0 / s.left[p.task[node]]
             tokens += start(node, time, step, p, s, out)
             admitted += 1
+        put_back(rule, s.arrival, s.left, p, s)
         if admitted:
             time += p.prefill_base + tokens * p.prefill_token
-        elif s.count[0] == 0 and unfinished:
+        elif s.batch[0] == 0 and unfinished:
             return NEVER
     each = time / max(completions, 1)
     for task in range(len(p.left)):
@@ -297,19 +332,13 @@ def admit_by(rule, force, most, status, p, s, row):
     enter(status, p, s)
     queue_up(rule, status, p, p.left, s)
     count = 0
-    while s.count[0] < p.max_running and count < p.most_changes:
-        a = choose(rule, force, most, s)
-        if a < 0:
+    while s.batch[0] < p.max_running and count < p.most_changes:
+        node = next_fit(rule, force, most, p.left, p, s)
+        if node < 0:
             break
-        node = s.heap[a, 0, 1]
-        need = need_of(node, p, s)
-        if s.used[0] + need > p.budget:
-            break
-        pop(s.heap, s.size, a)
-        s.weight[a] -= 1.0 / p.left[p.task[node]]
-        s.users[a] += 1
-        s.used[0] += need
-        s.count[0] += 1
+        s.used[0] += need_of(node, p, s)
+        s.users[p.agent[node]] += 1
+        s.batch[0] += 1
         row[count] = node
         count += 1
     return count
@@ -350,7 +379,7 @@ def propose(rule, force, most, dropped, p, s, c):
         if c.key[other] == key:
             return other
     c.key[n] = key
-    c.count[n] = kept
+    c.takes[n] = kept
     c.size[0] = n + 1
     return n
 
@@ -396,7 +425,7 @@ def look_ahead(p, s, c, out, lost):
                 if p.ghost[node]:
                     status[node] = WAITING
             for b in range(bases):
-                c.cost[i, b] += play(p.bases[b], status, c.taken[i], c.count[i], p, s, c.out)
+                c.cost[i, b] += play(p.bases[b], status, c.taken[i], c.takes[i], p, s, c.out)
                 best = min(best, c.cost[i, b])
         for i in range(n):
             if c.alive[i] and c.cost[i].min() > best * (1.0 + p.race / np.sqrt(k + 1.0)):

@@ -9,28 +9,26 @@ import numpy as np
 from topas.decision import Decision
 from topas.event import Event, Request, TaskState
 from topas.online.rollout import kernel
-from topas.online.rollout.situation import Settings, case_of, room_for
+from topas.online.rollout.situation import case_of, room_for
 from topas.online.search import select, warm_up
 from topas.policies.policy import JointPolicy
 from topas.residual import Residual
 from topas.score import decision_on
 from topas.workflow import dag_of
 
-SETTINGS = Settings()
 
-
-def look_ahead(event: Event, settings: Settings = SETTINGS) -> Decision:
+def look_ahead(event: Event) -> Decision:
     """Return the decision whose rollouts cost least (docs/policy.md).
 
     Where the state must shrink, or no rule has work for an idle engine, the paper's search decides.
     """
     if not fits_as_it_is(event):
         return select(event)
-    case = case_of(event, settings)
+    case = case_of(event)
     situation = case.situation
     scratch, candidates = room_for(situation)
     choice = kernel.look_ahead(situation, scratch, candidates, case.out, case.lost)
-    taken = candidates.taken[choice, : candidates.count[choice]]
+    taken = candidates.taken[choice, : candidates.takes[choice]]
     if not len(taken) and not event.running:
         return select(event)
     runs, waits = situation.status == kernel.RUNNING, candidates.status[choice] == kernel.WAITING
@@ -58,4 +56,4 @@ def _warm_up() -> None:
     look_ahead(Event(0.0, 2, {"A": 1, "B": 1}, tasks, waiting, []))
 
 
-TOPAS_ROLLOUT = JointPolicy("topas-rollout", look_ahead, _warm_up)
+TOPAS = JointPolicy("topas", look_ahead, _warm_up)

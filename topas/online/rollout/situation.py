@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,28 +17,12 @@ from topas.residual import FloatArray, IntArray
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is tried, how far it is followed, and what it takes to leave the beaten track.
-
-    ``bases`` are followed and propose, ``rules`` and ``agent`` queues with at most ``caps`` prefixes in use
-    propose only. Requests of an agent that have generated at most the share ``preempt`` of one longest
-    output, together, may be preempted. Unknown output lengths are sampled in ``scenarios``; the cost is the
-    mean completion time and ``tail`` times its 8-norm over ``horizon`` completions. A candidate must be
-    better than the best base by ``margin``, or by ``margin_unknown`` where lengths are not known; one that
-    is worse than the best by ``race``/sqrt(scenarios seen) is followed no further.
-    """
-
-    bases: tuple[int, ...] = (kernel.FINISH, kernel.SPF, kernel.LPM, kernel.GATHER)
-    rules: tuple[int, ...] = (kernel.PARROT,)
-    caps: tuple[int, ...] = (1, 2)
-    preempt: float = 0.5
-    scenarios: int = 4
-    horizon: int = 100
-    tail: float = 1.0
-    margin: float = 0.01
-    margin_unknown: float = 0.03
-    race: float = 0.05
+BASES = (kernel.FINISH, kernel.SPF, kernel.LPM, kernel.GATHER)
+"""Rules that rollouts follow, and that propose."""
+RULES = (kernel.PARROT,)
+"""Rules that only propose."""
+CAPS = (1, 2)
+"""``finish`` also proposes with at most so many prefixes in use."""
 
 
 class Situation(NamedTuple):
@@ -49,7 +32,8 @@ class Situation(NamedTuple):
     ``following`` (the next request of its stage, -1: none), ``arrival`` (rank), ``status``, ``ghost`` (it
     comes from outside: the next round of a stage whose tool runs), ``mark`` (a random number). By stage:
     requests left, predecessors left, ``first`` expected request, successors ``after[after_at[k]:]``. By
-    task: ``left`` requests, all ``stages``, ``age`` in seconds. Costs in seconds.
+    task: ``left`` requests, all ``stages``, ``age`` in seconds. By agent: ``prefix``, and the ``smallest``
+    reservation of its requests. Costs in seconds.
     """
 
     task: IntArray
@@ -72,6 +56,7 @@ class Situation(NamedTuple):
     stages: IntArray
     age: FloatArray
     prefix: IntArray
+    smallest: IntArray
     resident: Flags
     agent_waits: Flags
     may_drop: Flags
@@ -109,21 +94,24 @@ class Scratch(NamedTuple):
     link: FloatArray
     used: IntArray
     idle: IntArray
-    count: IntArray
+    batch: IntArray
     running: IntArray
     finish: IntArray
     heap: IntArray
     size: IntArray
     weight: FloatArray
+    aside: IntArray
+    asides: IntArray
+    arrival: IntArray
 
 
 class Candidates(NamedTuple):
-    """Room for candidates: ``taken[i, :count[i]]`` are admitted, ``status[i]`` says what then runs."""
+    """Room for candidates: ``taken[i, :takes[i]]`` are admitted, ``status[i]`` says what then runs."""
 
     size: IntArray
     status: IntArray
     taken: IntArray
-    count: IntArray
+    takes: IntArray
     key: IntArray
     cost: FloatArray
     alive: Flags
@@ -261,9 +249,9 @@ class _Builder:
         return found
 
 
-def case_of(event: Event, settings: Settings) -> Case:
+def case_of(event: Event) -> Case:
     """Return an event as a case for rollouts. O(requests and open stages)."""
-    build = _Builder(event)
+    build, settings = _Builder(event), event.params.lookahead
     tasks = sorted(event.tasks, key=lambda name: (event.tasks[name].arrival_s, name))
     for t, name in enumerate(tasks):
         build.add_task(t, name, event.tasks[name])
@@ -299,12 +287,13 @@ def case_of(event: Event, settings: Settings) -> Case:
         stages=_ints(build.stages),
         age=age,
         prefix=_ints(build.prefix),
+        smallest=_smallest(agent, table[4], agents),
         resident=resident,
         agent_waits=waits,
         may_drop=_may_drop(requests, agent, status, generated, agents, settings.preempt),
-        bases=_ints(settings.bases),
-        rules=_ints(settings.rules),
-        caps=_ints(settings.caps),
+        bases=_ints(BASES),
+        rules=_ints(RULES),
+        caps=_ints(CAPS),
         running=bool(event.running),
         budget=event.budget_tokens,
         max_running=event.params.max_running or len(requests),
@@ -325,6 +314,13 @@ def case_of(event: Event, settings: Settings) -> Case:
     return Case(situation, requests, out, generated * (not costs.keeps))
 
 
+def _smallest(agent: IntArray, reserve: IntArray, agents: int) -> IntArray:
+    """Return the smallest reservation of each agent's requests."""
+    least = np.full(agents, np.iinfo(np.int64).max >> 1)
+    np.minimum.at(least, agent, reserve)
+    return least
+
+
 def _may_drop(  # noqa: PLR0913  columns of the case
     requests: Sequence[Request | None],
     agent: IntArray,
@@ -335,7 +331,7 @@ def _may_drop(  # noqa: PLR0913  columns of the case
 ) -> Flags:
     """Return the agents whose running requests have done so little that they may be preempted."""
     work, longest = np.zeros(agents), np.zeros(agents)
-    for node in np.flatnonzero(status == kernel.RUNNING):
+    for node in map(int, np.flatnonzero(status == kernel.RUNNING)):
         request = requests[node]
         work[agent[node]] += generated[node]
         most = 0 if request is None else request.max_new_tokens
@@ -413,18 +409,21 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
         link=np.empty(1),
         used=_room(1),
         idle=_room(1),
-        count=_room(1),
+        batch=_room(1),
         running=_room(nodes),
         finish=_room(nodes),
         heap=np.empty((agents, nodes + 1, 2), np.int64),
         size=_room(agents),
         weight=np.empty(agents),
+        aside=_room(nodes),
+        asides=_room(1),
+        arrival=_room(nodes),
     )
     candidates = Candidates(
         size=_room(1),
         status=np.empty((most, nodes), np.int64),
         taken=np.empty((most, nodes), np.int64),
-        count=_room(most),
+        takes=_room(most),
         key=_room(most),
         cost=np.empty((most, bases)),
         alive=np.empty(most, np.bool_),

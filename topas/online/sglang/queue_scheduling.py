@@ -25,6 +25,8 @@ class _View:
         """Return 0: policies that need prefix matches are SGLang's own."""
         return 0
 
+    passed = prompt = cached
+
 
 class QueueScheduling(Scheduling):
     """Sorts the queue whenever something changed."""
