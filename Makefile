@@ -6,7 +6,8 @@ OUT ?= out
 READY := $(VENV)/.ready
 
 # numba does not see that a compiled function called from another file has changed.
-KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py topas/online/rollout/kernel.py \
+KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py topas/online/rollout/kernel.py topas/online/rollout/nodes.py \
+	$(addprefix topas/online/near/,columns.py prices.py pack.py core.py sets.py order.py) \
 	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py oracle/bounds/windows.py
 FRESH := $(VENV)/.kernels
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
@@ -27,8 +28,10 @@ from oracle.trace import lower_bounds
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
-from topas.online.search import select
+from topas.online.near.policy import improve, select_near, warm_up
+from topas.online.search import compile_search, select
 from topas.policies import policy_names
+from topas.problem import compile_event
 from topas.profile import load_profile
 from topas.residual import residual_of_seconds
 from topas.sim import simulate
@@ -171,6 +174,41 @@ def event_optimum(seeds: Sequence[int] = range(1, 8)) -> list[Figure]:
     return found
 
 
+NEAR_EXACT = ((60, 4, 0.5), (150, 10, 1.0), (600, 10, 2.0), (1000, 32, 10.0))
+"""Waiting requests, agents, and the aim for the median time of the near-exact search in milliseconds."""
+
+
+def near_exact(repeats: int, seeds: Sequence[int] = range(1, 8)) -> list[Figure]:
+    """Measure the search of ``topas-score`` on random events, and its decisions beside those of the paper's.
+
+    The search alone, from the compiled event to the state: the median over the seeds of the best of the
+    repeats. Whole decisions: the ratio of the medians. Gains are known from the first repeat on, to both.
+    """
+    warm_up()
+    found = []
+    for waiting, agents, aim_ms in NEAR_EXACT:
+        for cap in (0, 8):
+            search_ms, near_ms, paper_ms = [], [], []
+            for seed in seeds:
+                event = mixed_event(waiting, agents, seed, cap)
+                problem = compile_event(event)
+                inputs = [compile_search(problem)[:3] for _ in range(repeats + 1)]
+                search_ms.append(min(_ms(partial(improve, problem, *one)) for one in inputs))
+                near_ms.append(best(repeats + 1, partial(_ms, partial(select_near, event))))
+                paper_ms.append(best(repeats + 1, partial(_ms, partial(select, event))))
+            words = f"{waiting} waiting requests of {agents} agents, K = {cap}"
+            found.append(Figure(f"near-exact search, {words}", statistics.median(search_ms), "ms", aim_ms))
+            ratio = statistics.median(near_ms) / statistics.median(paper_ms)
+            found.append(Figure(f"topas-score over topas-paper, {words}", ratio, "x", 1.5))
+    return found
+
+
+def _ms(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
+
+
 def best(repeats: int, measure: Callable[[], float], *, smaller: bool = True) -> float:
     """Return the best of some measurements."""
     values = [measure() for _ in range(repeats)]
@@ -186,7 +224,7 @@ def figures(repeats: int) -> list[Figure]:
     chain = generate("chain-3", rate_per_s=0.12, tasks=1000, seed=1)
 
     def decision_ms() -> float:
-        return float(simulate(sop, "topas", a100).metrics["decision_ms_mean"])
+        return float(simulate(sop, "topas-paper", a100).metrics["decision_ms_mean"])
 
     def large_ms() -> float:
         start = time.perf_counter()
@@ -221,23 +259,24 @@ def figures(repeats: int) -> list[Figure]:
             smaller=False,
         ),
         Figure("all policies on 1,000 tasks of Chain-3, one core", best(1, all_policies_s), "s", 60.0),
+        *near_exact(repeats),
         *event_optimum(),
         Figure("lower bounds of 300 tasks of Chain-3 at 0.15 task/s", best(1, bounds_s), "s", 60.0),
         *served(repeats),
     ]
 
 
-SERVED = "topas decision in a real SGLang server"
+SERVED = "topas-paper decision in a real SGLang server"
 
 
 def served_figures(repeats: int, paths: ServerPaths) -> list[Figure]:
-    """Measure what TOPAS costs inside a real server on this CPU: a burst of Chain-3, all of it decided."""
+    """Measure what Algorithm 1 costs inside a real server on this CPU: a burst of Chain-3, all decided."""
     options = WorkloadOptions(prefix_tokens=1000, input_tokens=64, output_tokens=64)
     source = Generated("chain-3", 1000.0, 16, 1, options)
     profile = load_profile("study").model_copy(update={"kv_budget_tokens": 4000, "max_running": 8})
     settings = Settings(4000, 8, profile, Params())
     with tempfile.TemporaryDirectory(prefix="topas-") as folder:
-        played = play_all(runs_of([source], ["topas"], repeats, settings), Path(folder), paths)
+        played = play_all(runs_of([source], ["topas-paper"], repeats, settings), Path(folder), paths)
         if played.failures:
             raise SimulationError(f"a run on a real server failed: {next(iter(played.failures.values()))}")
     rows = list(played.rows.values())

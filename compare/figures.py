@@ -2,7 +2,7 @@
 
 Each study is one setting of workload, engine and lengths; all cells run as one resumable batch. The
 settings are the paper's facts where it gives them and a grid where it does not; docs/reproduction.md
-discusses the results.
+discusses the results. Policies and baselines are the paper's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compare.report import JCT, Comparison, percent, write_report
 from compare.run import Outcome, run_cells
 from topas.event import Params
 from topas.files import whole_file
-from topas.policies import baseline_names, policy_names
+from topas.policies import PAPER_BASELINES, PAPER_POLICIES
 from topas.profile import Profile, load_profile
 from traces.workloads import WorkloadOptions
 
@@ -32,7 +32,7 @@ METAGPT = ("metagpt-sop", "metagpt-tl")
 LOADS = (0.25, 0.5, 0.75, 1.0)
 SEEDS = (1, 2, 3)
 A100 = "a100-80g-qwen2.5-32b"
-NAMED = ("topas", "topas-base", "downstream-gate")
+NAMED = ("topas-paper", "topas-base", "downstream-gate")
 """Policies whose change against the best baseline the overview shows."""
 
 
@@ -51,10 +51,10 @@ class Study:
     options: WorkloadOptions = field(default_factory=WorkloadOptions)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return its cells, all policies on every trace."""
+        """Return its cells, the paper's policies on every trace."""
         points = Points(self.at, self.loads, self.seeds, self.tasks, self.options)
         sources = [source for name in self.workloads for source in sources_of(name, points, self.profile)]
-        return cells_of(sources, policy_names(), self.profile, Params())
+        return cells_of(sources, PAPER_POLICIES, self.profile, Params())
 
 
 def studies() -> list[Study]:
@@ -117,7 +117,7 @@ def overview(compared: Compared) -> str:
 
 
 def own_tier(compared: Compared) -> str:
-    """Return a Markdown table that gives TOPAS alone the host tier: the paper's likely setting.
+    """Return a Markdown table that gives the paper's TOPAS alone the host tier: the paper's likely setting.
 
     Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
     evicted prefix again. Each row pairs a study with the tier with its twin without; no twins, no table.
@@ -137,14 +137,14 @@ def own_tier(compared: Compared) -> str:
             changes: list[str] = []
             best: dict[str, None] = {}
             for metric in JCT:
-                without = {name: means[twin, workload, metric, name] for name in baseline_names()}
+                without = {name: means[twin, workload, metric, name] for name in PAPER_BASELINES}
                 best[min(without, key=lambda name: without[name])] = None
                 changes.append(
                     percent(means[study.name, workload, metric, NAMED[0]] / min(without.values()) - 1)
                 )
             setting = study.about.replace(", host tier on", "")
             rows.append([setting, workload, " / ".join(best), " / ".join(changes)])
-    head = ["setting", "workload", "best baseline without tier", "topas with tier"]
+    head = ["setting", "workload", "best baseline without tier", f"{NAMED[0]} with tier"]
     return "" if not rows else str(tabulate(rows, head, tablefmt="github"))
 
 
@@ -174,9 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = tuple(by_cell[cell] for cell in planned[study.name] if cell in by_cell)
         failures = tuple(failure for failure in outcome.failures if failure.cell in mine)
         command = f"python -m compare.figures {study.name}"
-        comparison = Comparison.of(
-            command, policy_names(), baseline_names(), Outcome(results, failures, 0, 0)
-        )
+        outcome_here = Outcome(results, failures, 0, 0)
+        comparison = Comparison.of(command, PAPER_POLICIES, PAPER_BASELINES, outcome_here)
         folder = args.output / study.name
         folder.mkdir(parents=True, exist_ok=True)
         write_report(comparison, folder)

@@ -19,7 +19,8 @@ LOG_FROM = 10.0
 """A panel whose values span more than this factor has a logarithmic axis."""
 
 LOG_TICKS = (1.0, 2.0, 5.0)
-EMPHASISED = "topas"
+EMPHASISED = ("topas", "topas-paper")
+"""The first of these that a figure shows stands out."""
 MARKERS = "osD^vPX*<>dph"
 DASHES = ("-", (0, (5, 2)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
@@ -82,11 +83,12 @@ def draw(comparison: Comparison) -> Figure:
 
 
 def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) -> None:
+    emphasised = next((name for name in EMPHASISED if name in policies), None)
     for index, policy in enumerate(policies):
         own = [(one.point.rate_per_s, one.value) for one in summaries if one.point and one.policy == policy]
         if not own:
             continue
-        strong = policy == EMPHASISED
+        strong = policy == emphasised
         axes.plot(
             *zip(*sorted(own), strict=True),
             label=policy,

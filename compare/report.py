@@ -14,6 +14,7 @@ from tabulate import tabulate
 from compare.cell import COUNTS, METRICS, TIMINGS, Cell, Fixed, Result, TraceFile
 from compare.run import Outcome
 from compare.stats import COMPARED, Change, Point, Summary, best_of, summarise
+from topas.event import Params
 from topas.files import write_all
 from topas.profile import Profile
 
@@ -205,7 +206,8 @@ def _signed(fraction: float) -> str:
     return "0.0" if text in {"+0.0", "-0.0"} else text
 
 
-def _with_interval(centre: float, change: Change) -> str:
+def with_interval(centre: float, change: Change) -> str:
+    """Return a change with the interval of its paired one: ``-15.2 % [-17.0, -13.1]``."""
     low, high = change.paired.low, change.paired.high
     brackets = "" if low is None or high is None else f" [{_signed(low)}, {_signed(high)}]"
     return percent(centre) + brackets
@@ -232,19 +234,31 @@ def _what_was_run(comparison: Comparison) -> str:
         f"topas {version('topas')}, simulated; {len(outcome.results)} of {len(cells)} cells finished.",
         "The command that makes this again:\n",
         f"```sh\n{comparison.command}\n```\n",
-        *(f"- Workload `{name}`: {_trace_in_words(own)}." for name, own in workloads.items()),
+        *(f"- Workload `{name}`: {trace_in_words(own)}." for name, own in workloads.items()),
         *(f"- Profile `{one.name}`: {_named(one.model_dump(exclude=_NAMES))}." for one in profiles),
-        *(f"- Parameters: beta {one.beta}, rho {one.rho}, M {one.M}, K {one.K}." for one in params),
+        *(f"- Parameters: {params_in_words(one)}." for one in params),
         f"- Policies: {', '.join(policies)}.",
     )
     return "\n".join(lines)
+
+
+def params_in_words(params: Params) -> str:
+    """Name the parameters that an option or a configuration may change; of rarer ones the changed only."""
+    text = f"beta {params.beta}, rho {params.rho}, M {params.M}, K {params.K}"
+    plain = Params()
+    if params.age_factor != plain.age_factor:
+        text += f", age factor {params.age_factor}"
+    before = asdict(plain.lookahead)
+    changed = {name: value for name, value in asdict(params.lookahead).items() if value != before[name]}
+    return text + (f", lookahead: {_named(changed)}" if changed else "")
 
 
 _NAMES = {"format", "name", "note"}
 """Fields of a profile that are no constants."""
 
 
-def _trace_in_words(cells: Sequence[Cell]) -> str:
+def trace_in_words(cells: Sequence[Cell]) -> str:
+    """Say in words what the traces of one workload are."""
     source = cells[0].source
     if isinstance(source, TraceFile):
         return f"a trace of {source.tasks} tasks, used as it is, SHA-256 `{source.sha256}`"
@@ -314,7 +328,7 @@ def _markdown_cell(one: Summary | None, best: float | None, *, paired: bool) -> 
     if one.change is None or one.change.best == one.policy:
         return value
     centre = one.change.paired.mean if paired else one.change.ratio
-    return f"{value}<br>{_with_interval(centre, one.change)}"
+    return f"{value}<br>{with_interval(centre, one.change)}"
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

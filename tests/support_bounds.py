@@ -153,7 +153,7 @@ def played(case: Drawn, policy: Any) -> float | None:  # noqa: ANN401  a policy 
 
 def reached(case: Drawn, rng: random.Random, tries: int = 12) -> float:
     """Return the least mean JCT of all policies and of some schedules by chance."""
-    found = [played(case, policy) for policy in (*baseline_names(), "topas", "topas-base")]
+    found = [played(case, policy) for policy in (*baseline_names(), "topas", "topas-paper", "topas-base")]
     for _ in range(tries):
         found += [played(case, wild(rng)), played(case, chance_schedule(case.trace, rng).policy())]
     return min(value for value in found if value is not None)

@@ -29,6 +29,15 @@ def test_a_figure_is_met_on_its_better_side() -> None:
     assert not bench.Figure("rate", 1.0, "1/s", 2.0, smaller=False).met
 
 
+def test_the_near_exact_search_is_measured_by_size_and_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NEAR_EXACT", ((12, 3, 0.5), (20, 4, 1.0)))
+    found = bench.near_exact(1, seeds=[1, 2])
+    assert [one.unit for one in found] == ["ms", "x"] * 4
+    assert [one.aim for one in found if one.unit == "ms"] == [0.5, 0.5, 1.0, 1.0]
+    assert sum("K = 8" in one.name for one in found) == 4
+    assert all(one.value > 0 for one in found)
+
+
 def test_the_figures_are_printed_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ def trace(tmp_path: Path) -> str:
 @pytest.fixture
 def log(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     path = str(tmp_path / "log.jsonl")
-    assert main(["simulate", trace, "--events", path]) == 0
+    assert main(["simulate", trace, "--policy", "topas-paper", "--events", path]) == 0
     capsys.readouterr()
     return path
 
@@ -68,7 +68,7 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trace_is_played_judged_and_set_between_bound_and_best_schedule(
     tmp_path: Path, trace: str, log: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--policies", "topas,lpm", "--improve", "5"]
+    words = ["--policies", "topas-paper,lpm", "--improve", "5"]
     assert gap(tmp_path / "out", trace, *words) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -77,7 +77,7 @@ def test_a_trace_is_played_judged_and_set_between_bound_and_best_schedule(
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["events"]["all"]["events"] == len(Path(log).read_text().splitlines())
     (whole,) = report["traces"]
-    assert [row["policy"] for row in whole["rows"]] == ["topas", "lpm"]
+    assert [row["policy"] for row in whole["rows"]] == ["topas-paper", "lpm"]
     assert whole["rows"][0]["over_bound"] == whole["rows"][0]["mean_jct_s"] / 50 - 1
     page = (tmp_path / "out/report.md").read_text()
     command = next(line for line in page.splitlines() if line.startswith("topas gap "))
@@ -98,7 +98,7 @@ def test_the_usual_policies_end_with_the_split_of_the_distance(
     split = whole["split"]
     assert split["search_s"] + split["score_s"] + split["unexplained_s"] == pytest.approx(split["total_s"])
     means = {row["policy"]: row["mean_jct_s"] for row in whole["rows"]}
-    assert split["search_s"] == means["topas"] - means["topas-exact"]
+    assert split["search_s"] == means["topas-paper"] - means["topas-exact"]
 
 
 def test_a_log_an_event_file_and_only_the_events_of_a_trace(
@@ -202,7 +202,7 @@ def test_wrong_files_are_refused_before_anything_runs(
     ("words", "told"),
     [
         (["--policy", "none"], "--policy: unknown policy 'none'"),
-        (["--policies", "topas,none"], "--policies: unknown policy 'none'"),
+        (["--policies", "topas-paper,none"], "--policies: unknown policy 'none'"),
         (["--jobs", "0"], "--jobs: expected at least 1"),
         (["--time-limit", "0"], "expected a positive number of seconds"),
         (["--improve", "nan"], "expected a positive number of seconds"),
@@ -293,7 +293,7 @@ def test_a_recorded_decision_is_what_is_judged(
     path.write_text(json.dumps(entry["event"]))
     event = read_event(path)
     nothing = decision_on(event, ())
-    assert select(event).admit, "doing nothing is not what TOPAS does here"
+    assert select(event).admit, "doing nothing is not what Algorithm 1 does here"
     entry["decision"] |= {"admit": [], "preempt": [], "resident": list(nothing.resident)}
     changed = tmp_path / "changed.jsonl"
     changed.write_text(json.dumps(entry) + "\n")

@@ -40,7 +40,7 @@ def log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return an event log of a simulation under the heuristic."""
     trace, path = tmp_path / "trace.jsonl", tmp_path / "events.jsonl"
     write_trace(generate("dag-4", rate_per_s=0.2, tasks=3, seed=1), trace)
-    assert main(["simulate", str(trace), "--policy", "topas", "--events", str(path)]) == 0
+    assert main(["simulate", str(trace), "--policy", "topas-paper", "--events", str(path)]) == 0
     capsys.readouterr()
     return path
 

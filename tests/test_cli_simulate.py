@@ -79,7 +79,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 # --- output ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "topas"])
+@pytest.mark.parametrize("policy", ["fcfs", "topas-paper", "topas"])
 def test_json_has_exactly_the_documented_keys_and_nothing_else(
     run: Run, trace_file: Path, policy: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_options_override_profile_and_parameters(
 ) -> None:
     logs = [tmp_path / "plain.jsonl", tmp_path / "changed.jsonl"]
     for log, extra in zip(logs, ((), options), strict=True):
-        assert run(trace_file, "--policy", "topas", "--events", log, "--json", *extra)[0] == 0
+        assert run(trace_file, "--policy", "topas-paper", "--events", log, "--json", *extra)[0] == 0
     assert logs[0].read_bytes() != logs[1].read_bytes()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from compare import cell as cell_module
 from compare.cell import Cell, Fixed, Generated, Points, TraceFile, canonical, cells_of, sources_of
@@ -39,18 +40,8 @@ def test_the_key_is_the_hash_of_cell_version_and_code(monkeypatch: pytest.Monkey
         "options": {**options, "output_tokens": 50},
         "load": None,
     }
-    params = {
-        "beta": 1.0,
-        "rho": 0.5,
-        "age_scale_s": 30.0,
-        "M": 6,
-        "K": 0,
-        "swap_s_per_token": 0.0,
-        "decode_s_per_token": 0.0,
-        "max_running": 0,
-        "scenarios": 256,
-        "seed": 0,
-    }
+    params = TypeAdapter(Params).dump_python(Params(), mode="json")
+    assert {"beta", "rho", "M", "K", "seed"} < params.keys()
     profile = json.loads(STUDY.model_dump_json())
     content = {"trace": trace, "policy": "lpm", "profile": profile, "params": params}
     identity = {"cell": content, "version": "1.2.3", "code": "digest"}

@@ -40,12 +40,12 @@ from traces.workloads import WorkloadOptions
 
 STUDY = load_profile("study")
 SOURCE = Generated("dag-4", rate_for_load("dag-4", 0.5, STUDY, 8, 1), 8, 1, WorkloadOptions())
-"""Its events include two on which TOPAS misses the optimum."""
+"""Its events include two on which Algorithm 1 misses the optimum."""
 
-SETTINGS = Settings(STUDY, Params(), "topas", ("topas", "lpm"))
+SETTINGS = Settings(STUDY, Params(), "topas-paper", ("topas-paper", "lpm"))
 
 
-def recorded(source: Generated, policy: str = "topas") -> list[tuple[Event, Decision]]:
+def recorded(source: Generated, policy: str = "topas-paper") -> list[tuple[Event, Decision]]:
     events: list[tuple[Event, Decision]] = []
     simulate(source.trace(), policy, STUDY, record=lambda event, made: events.append((event, made)))
     return events
@@ -204,7 +204,7 @@ def busy() -> tuple[Event, Decision]:
 
 def test_a_verdict_is_the_shared_score_beside_the_solvers_optimum() -> None:
     for event, made in EVENTS[:6]:
-        found = EventCase.of(event, made, "topas", 10.0).answer()
+        found = EventCase.of(event, made, "topas-paper", 10.0).answer()
         optimum = solve_event(event)
         assert found.status == Status.OPTIMAL
         assert found.made.terms == made.terms == select(event).terms
@@ -458,10 +458,9 @@ BOUNDS = Bounds((BoundValue("path", 20.0, "OPTIMAL", 0.1), BOUND), BOUND, (("bat
 
 
 def test_the_split_of_a_distance_adds_up_and_hides_no_sign() -> None:
-    runs = {
-        name: run_of(name, mean) for name, mean in {"topas-exact": 60.0, "topas": 58.0, "lpm": 80.0}.items()
-    }
-    found = whole_trace(SOURCE, "topas", BOUNDS, Schedule(50.0, 90.0, "search"), runs)
+    means = {"topas-exact": 60.0, "topas-paper": 58.0, "lpm": 80.0}
+    runs = {name: run_of(name, mean) for name, mean in means.items()}
+    found = whole_trace(SOURCE, "topas-paper", BOUNDS, Schedule(50.0, 90.0, "search"), runs)
     assert found.best == Schedule(50.0, 90.0, "search")
     assert found.split is not None
     assert (found.split.search_s, found.split.score_s, found.split.unexplained_s) == (-2.0, 10.0, 10.0)
@@ -475,11 +474,13 @@ def test_the_split_of_a_distance_adds_up_and_hides_no_sign() -> None:
 
 
 def test_the_best_known_schedule_may_be_a_policys() -> None:
-    found = whole_trace(SOURCE, "topas", None, Schedule(50.0, 90.0, "search"), {"lpm": run_of("lpm", 45.0)})
+    found = whole_trace(
+        SOURCE, "topas-paper", None, Schedule(50.0, 90.0, "search"), {"lpm": run_of("lpm", 45.0)}
+    )
     assert found.best == Schedule(45.0, 90.0, "lpm")
     assert found.split is None
     assert found.rows[0].over_bound is None
-    assert whole_trace(SOURCE, "topas", None, None, {}).best is None
+    assert whole_trace(SOURCE, "topas-paper", None, None, {}).best is None
 
 
 def stub_oracle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -512,7 +513,7 @@ def test_a_traces_events_runs_bounds_and_schedule_are_kept(
     assert not first.failures
     assert [one.verdict.made.terms for one in first.judged] == [made.terms for _, made in EVENTS]
     (trace,) = first.traces
-    assert [row.policy for row in trace.rows] == ["topas", "lpm"]
+    assert [row.policy for row in trace.rows] == ["topas-paper", "lpm"]
     assert trace.best == Schedule(11.0, 12.0, "stub")
     assert sorted(asked) == ["bounds 7", "improve 5"]
     again = measure(groups, [SOURCE], settings, tmp_path)
@@ -540,12 +541,16 @@ def test_the_driver_prints_every_table_and_keeps_its_report(
     monkeypatch.setattr(optimality, "TASKS", 3)
     monkeypatch.setattr(optimality, "LOADS", (0.5,))
     monkeypatch.setattr(optimality, "RATES", {"chain-3": (0.1,)})
-    monkeypatch.setattr(optimality, "usual_policies", lambda: ("topas", "topas-exact", "lpm"))
+    monkeypatch.setattr(optimality, "PAPER_BASELINES", ("lpm",))
     assert optimality.main(["chain-3", "-o", str(tmp_path), "--jobs", "1", "--events", "5"]) == 0
     out = capsys.readouterr().out
     assert "Of `chain-3, load 0.5`, 5 of " in out
     assert "| mean JCT lost to" in out
     assert "| chain-3, 0.1 tasks/s, seed 1 |" in out.partition("## Overview")[2]
+    played = [
+        row["policy"] for row in json.loads((tmp_path / "report.json").read_text())["traces"][0]["rows"]
+    ]
+    assert played == ["topas-exact", "topas-paper", "lpm", "downstream-gate"]
     assert {"report.md", "report.json", "events.csv"} <= {path.name for path in tmp_path.iterdir()}
     with pytest.raises(SystemExit):
         optimality.main(["none"])

@@ -229,6 +229,25 @@ def test_the_figure_has_a_line_a_policy_in_each_panel() -> None:
     assert len({(line.get_marker(), line.get_linestyle()) for line in mean.get_lines()}) == len(POLICIES)
 
 
+@pytest.mark.parametrize(
+    ("policies", "bold"),
+    [
+        (("fcfs", "topas"), "topas"),
+        (("fcfs", "topas-paper"), "topas-paper"),
+        (("topas-paper", "topas"), "topas"),
+        (("fcfs", "lpm"), None),
+    ],
+)
+def test_the_products_policy_stands_out_or_else_the_papers(
+    monkeypatch: pytest.MonkeyPatch, policies: tuple[str, ...], bold: str | None
+) -> None:
+    monkeypatch.setitem(MEANS, "topas-paper", (70.0, 130.0))
+    results = tuple(result(policy, 0.1, 1) for policy in policies)
+    figure = draw(Comparison.of("topas compare", policies, ("fcfs",), Outcome(results, (), 0, 0)))
+    black = [line.get_label() for line in figure.axes[0].get_lines() if line.get_color() == "black"]
+    assert black == ([] if bold is None else [bold])
+
+
 def test_the_axis_is_logarithmic_only_if_values_span_more_than_ten_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

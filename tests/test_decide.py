@@ -27,7 +27,7 @@ DOUBLED = {"time": 10 * (math.e - 1), "age_scale_s": 10.0, "rho": 1.0}
 def decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Decide:
     """Return a function that writes an event file, runs the command on it and returns the decision."""
 
-    def run(raw: Raw, policy: str = "topas") -> dict[str, Any]:
+    def run(raw: Raw, policy: str = "topas-paper") -> dict[str, Any]:
         path = tmp_path / "event.json"
         path.write_text(json.dumps(raw))
         assert main(["decide", str(path), "--policy", policy, "--json"]) == 0
@@ -411,7 +411,7 @@ def test_reuse_counts_only_for_a_prefix_that_is_used(decide: Decide) -> None:
 @pytest.mark.parametrize(
     ("policy", "expected", "score"),
     [
-        ("topas", terms(admit=10.0, move=1.0, reuse=1.5), 10.5),
+        ("topas-paper", terms(admit=10.0, move=1.0, reuse=1.5), 10.5),
         ("topas-no-reuse", terms(admit=10.0, move=1.0), 9.0),
         ("topas-no-aging", terms(admit=5.0, move=1.0, reuse=1.5), 5.5),
         ("topas-base", terms(admit=5.0, move=1.0), 4.0),
@@ -565,7 +565,7 @@ def test_every_policy_decides_every_event(decide: Decide) -> None:
 def test_without_json_the_decision_is_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "event.json"
     path.write_text(json.dumps(preemption_event(7.0)))
-    assert main(["decide", str(path)]) == 0
+    assert main(["decide", str(path), "--policy", "topas-paper"]) == 0
     out = capsys.readouterr().out
     for words in ("resident  B", "admit     r1", "preempt   r0", "0.800000 s", "redo 1.200000"):
         assert words in out

@@ -16,7 +16,7 @@ from topas.decision import Decision
 from topas.errors import InputError
 from topas.event import Event, Params
 from topas.formats import decision_json, event_json, event_of, read_events
-from topas.online.policy import TOPAS
+from topas.online.policy import TOPAS_PAPER
 from topas.online.search import select
 from topas.online.sglang.book import Book
 from topas.online.sglang.config import DecisionLog, ServingConfig
@@ -26,7 +26,7 @@ from topas.profile import load_profile
 
 
 def some_event(number: int = 0) -> tuple[Event, Decision]:
-    """Return an event and what TOPAS decides on it."""
+    """Return an event and what Algorithm 1 decides on it."""
     event = event_of(
         make_event(
             budget=1000,
@@ -46,7 +46,7 @@ def server_log(tmp_path: Path) -> Path:
     engine = FakeEngine(kv_tokens=240, overlap=True)
     book = Book(ServingConfig(check=True), load_profile("study"), Params())
     writer = DecisionWriter(DecisionLog(path=str(path)))
-    engine.scheduling = JointScheduling(engine, book, TOPAS, Counts(), Clock(), writer)  # type: ignore[arg-type]
+    engine.scheduling = JointScheduling(engine, book, TOPAS_PAPER, Counts(), Clock(), writer)  # type: ignore[arg-type]
     for number in range(5):
         family = number % 2 + 1
         facts = {"task": f"t{number}", "agent": f"a{family}", "prefix_tokens": 20, "final": True}
@@ -97,7 +97,7 @@ def test_one_line_of_a_servers_log_decides_the_same_by_itself(
     line = json.loads(server_log.read_text().splitlines()[0])
     path = tmp_path / "event.json"
     path.write_text(json.dumps(line["event"]))
-    assert main(["decide", str(path), "--policy", "topas", "--json"]) == 0
+    assert main(["decide", str(path), "--policy", "topas-paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == line["decision"]
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from compare import figures
-from topas.policies import policy_names
+from topas.policies import PAPER_BASELINES, PAPER_POLICIES
 
 
-def test_the_grid_crosses_host_tier_prefix_and_spread_with_all_policies() -> None:
+def test_the_grid_crosses_host_tier_prefix_and_spread_with_the_papers_policies() -> None:
     studies = {study.name: study for study in figures.studies()}
     grid = {name for name in studies if name.startswith("figure-3")}
     assert grid == {
@@ -25,8 +25,8 @@ def test_the_grid_crosses_host_tier_prefix_and_spread_with_all_policies() -> Non
         assert study.workloads == ("chain-3", "dag-4", "dag-10-wide")
         assert study.profile.host_cache is name.startswith("figure-3-host")
     cells = studies["figure-3-host-12k-sigma0"].cells()
-    assert {cell.policy for cell in cells} == set(policy_names())
-    assert len(cells) == 3 * 4 * 3 * len(policy_names())
+    assert {cell.policy for cell in cells} == set(PAPER_POLICIES)
+    assert len(cells) == 3 * 4 * 3 * 10
 
 
 def test_the_papers_operating_points_are_there() -> None:
@@ -51,4 +51,9 @@ def test_a_study_runs_and_writes_its_report_figure_and_overview(
     overview = (tmp_path / "overview.md").read_text()
     assert overview.strip() == capsys.readouterr().out.strip()
     assert "a small one" in overview
-    assert "topas-base" in overview
+    heads = [head.strip() for head in overview.splitlines()[0].strip("|").split("|")]
+    assert heads[3:] == ["topas-paper", "topas-base", "downstream-gate"]
+    page = (tmp_path / "small/report.md").read_text()
+    marked = [name for name in PAPER_POLICIES if f"`{name}` (baseline)" in page]
+    assert marked == list(PAPER_BASELINES)
+    assert "hrrn" not in page

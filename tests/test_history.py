@@ -112,7 +112,7 @@ def test_a_running_request_does_not_move_what_has_been_served() -> None:
 def test_only_service_is_recorded_never_a_time_of_day() -> None:
     """A tool's wait cannot count as service: what records service is told service and nothing else."""
     told = [name for name in inspect.signature(Tracker.request_done).parameters if name != "self"]
-    assert told == ["task", "stage", "service_ns", "input_tokens", "output_tokens"]
+    assert told == ["task", "stage", "service_ns", "input_tokens", "output_tokens", "reused_tokens"]
     assert list(inspect.signature(Tracker.stage_done).parameters) == ["self", "task", "stage", "record"]
     tracker, flow = Tracker(PROFILE), workflow(CHAIN)
     serve(tracker, tracker.task_arrived("t0", flow, 0.0), "a", 1.0, 2.0)

@@ -18,7 +18,7 @@ from support_live_engine import Clock, Counts, FakeEngine, Req, drain, tokens_of
 from topas.decision import Decision
 from topas.event import Event, Params
 from topas.feasible import violations
-from topas.online.policy import TOPAS
+from topas.online.policy import TOPAS_PAPER
 from topas.online.sglang.book import Book, Phase
 from topas.online.sglang.config import ServingConfig
 from topas.online.sglang.joint_scheduling import FIRST_PAUSE_S, LONGEST_PAUSE_S, JointScheduling
@@ -237,7 +237,7 @@ def finish_alone(made: list[Req]) -> None:
 @many(16)
 @given(engines(), st.integers(0, 10**6))
 def test_topas_serves_every_request(engine: FakeEngine, seed: int) -> None:
-    made = scheduling(engine, TOPAS.decide, max_running=engine.max_running)
+    made = scheduling(engine, TOPAS_PAPER.decide, max_running=engine.max_running)
     Watch(engine, made)
     requests = play(engine, seed, 14)
     nothing_is_left(engine, requests)
@@ -709,7 +709,7 @@ def test_what_an_idle_engine_refuses_is_served_first_come_first_served() -> None
 
 def test_a_prefix_of_almost_all_memory_is_served() -> None:
     engine = FakeEngine(kv_tokens=128, page_tokens=16)
-    made = scheduling(engine, TOPAS.decide)
+    made = scheduling(engine, TOPAS_PAPER.decide)
     for number in range(3):
         engine.add(request(number, prefix=100, own=5, outputs=4))
     drain(engine, 60)

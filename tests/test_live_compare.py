@@ -34,7 +34,7 @@ from compare.live.side_by_side import (
 from compare.live.sizes import SIZES, SYNTHETIC, size_of
 from topas.cli import main
 from topas.event import Params
-from topas.online.sglang.config import load_config
+from topas.online.sglang.config import SearchParams, load_config
 from topas.profile import Profile, load_profile
 from topas.sim import simulate
 from topas.sim.result import TaskResult
@@ -116,8 +116,8 @@ def test_a_server_reads_the_profile_and_the_parameters(tmp_path: Path) -> None:
     path = write_config(SETTINGS, tmp_path)
     config = load_config(str(path))
     assert load_profile(str(config.profile)) == PROFILE
-    assert config.params.beta == 0.5
-    assert tomllib.loads(path.read_text())["params"] == {"beta": 0.5, "rho": 0.5, "M": 6, "K": 0}
+    assert config.params.on(Params()) == SETTINGS.params
+    assert set(tomllib.loads(path.read_text())["params"]) == set(SearchParams.model_fields)
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -326,7 +326,8 @@ def test_lengths_that_are_given_replace_the_small_ones() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--engine", "sglang", "--policies", "topas,topas-exact"], "topas-exact does not run in SGLang"),
+        (["--engine", "sglang", "--policies", "topas,topas-exact"], "topas-exact runs in the simulator only"),
+        (["--engine", "sglang", "--policies", "lpm,kvflow"], "kvflow runs in the simulator only"),
         (["--engine", "sglang", "--jobs", "2"], "--jobs: has no meaning with --engine sglang"),
         (["--engine", "sglang", "--repeats", "0"], "--repeats: expected a positive number, found 0"),
         (["--engine", "sglang", "--kv-tokens", "500"], "needs"),

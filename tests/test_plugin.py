@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import pytest
 
+from compare.live.side_by_side import NATIVE
 from topas.online.sglang import compat, metrics, plugin
 from topas.online.sglang.compat import UnsupportedError, require_supported_mode, version_problem
 from topas.online.sglang.facts import PACKED, read_facts
@@ -53,6 +54,24 @@ def test_the_policies_are_ours_and_none_is_sglangs() -> None:
     assert all(get_policy(name).name == name for name in plugin.POLICIES)
 
 
+def test_every_policy_runs_in_sglang_is_its_own_or_is_refused() -> None:
+    known = policy_names(on_request=True)
+    assert sorted([*plugin.POLICIES, *plugin.SIMULATED, *NATIVE]) == sorted(known)
+    assert NATIVE <= SGLANG_POLICIES
+
+
+@pytest.mark.parametrize("policy", plugin.SIMULATED)
+def test_a_policy_of_the_simulator_alone_is_refused_in_one_line(
+    sglang: Hooks, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch", f"--schedule-policy={policy}"])
+    with pytest.raises(SystemExit, match=rf"^topas: {policy} runs in the simulator only$"):
+        plugin.register()
+    assert sglang.choices == ["fcfs", "lpm"]
+    with pytest.raises(UnsupportedError, match=rf"^topas: {policy} runs in the simulator only$"):
+        plugin._around_validation(lambda *args: args, "this", policy, "tree")
+
+
 def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     named = project["entry-points"]["sglang.srt.plugins"]
@@ -65,9 +84,11 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
     [
         ("--schedule-policy topas", True),
         ("--schedule-policy=topas", True),
+        ("--schedule-policy topas-paper", True),
         ("--port 1 --schedule-policy spf --tp 1", True),
         ("--schedule-policy lpm", False),
         ("--schedule-policy=lpm", False),
+        ("--schedule-policy hrrn", False),
         ("--schedule-policy fcfs --served-model-name topas", False),
         ("--model topas", False),
         ("topas --schedule-policy", False),
@@ -337,9 +358,10 @@ def test_a_hook_that_fails_does_not_fail_the_engine() -> None:
     assert active.told == [("failed", "arrival"), ("failed", "release")]
 
 
-def test_sglangs_own_policy_object_orders_first_come_first_served(sglang: Hooks) -> None:
+@pytest.mark.parametrize("policy", ["topas", "topas-paper", "spf"])
+def test_sglangs_own_policy_object_orders_first_come_first_served(sglang: Hooks, policy: str) -> None:
     sglang.patched.update(plugin._HOOKS)
-    seen = plugin._around_validation(lambda *args: args, "this", "topas", "tree")
+    seen = plugin._around_validation(lambda *args: args, "this", policy, "tree")
     assert seen == ("this", "fcfs", "tree")
 
 

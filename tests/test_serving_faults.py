@@ -122,6 +122,7 @@ def test_what_cannot_work_refuses_the_start_in_one_line(tmp_path: Path) -> None:
         "config": ("topas", [], {"TOPAS_CONFIG": str(tmp_path / "topas.yaml")}),
         "option": ("autellix-las", ["--disable-radix-cache"], {}),
         "version": ("topas", [], other),
+        "policy": ("kvflow", [], {}),
         "fcfs": ("fcfs", [], other),
     }
     servers = {
@@ -132,7 +133,7 @@ def test_what_cannot_work_refuses_the_start_in_one_line(tmp_path: Path) -> None:
     }
     told: dict[str, str] = {}
     try:
-        for name in ("version", "config", "option"):
+        for name in ("version", "config", "option", "policy"):
             with pytest.raises(ServerError, match="before it was ready"):
                 servers[name].wait_ready()
             told[name] = servers[name].log.read_text()
@@ -146,6 +147,7 @@ def test_what_cannot_work_refuses_the_start_in_one_line(tmp_path: Path) -> None:
     assert line.startswith("topas: ")
     assert "--schedule-policy topas does not work with --disable-radix-cache" in told["option"]
     assert "topas was tested with 0.0.1" in told["version"]
+    assert "topas: kvflow runs in the simulator only" in told["policy"].splitlines()
     assert "topas was tested with 0.0.1" in told["fcfs"]  # said, and served without
 
 

@@ -48,7 +48,7 @@ def play(trace: Trace, profile: Profile, policy: str = "fcfs") -> SimResult:
 
 @pytest.mark.parametrize(
     ("policy", "mean_s", "completions"),
-    [("spf", 21.5, [15.0, 30.0]), ("lpm", 24.0, [23.0, 27.0]), ("topas", 24.0, [23.0, 27.0])],
+    [("spf", 21.5, [15.0, 30.0]), ("lpm", 24.0, [23.0, 27.0]), ("topas-paper", 24.0, [23.0, 27.0])],
 )
 def test_figure_2_is_exact(policy: str, mean_s: float, completions: list[float]) -> None:
     trace = generate("figure-2", rate_per_s=1.0, tasks=2, seed=0)
@@ -579,7 +579,7 @@ def test_never_more_than_max_running_requests_run(policy: str, admission: str) -
     assert result.metrics["peak_batch"] == 3
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "topas"])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "topas-paper", "topas"])
 def test_k_caps_the_admissions_of_an_event_for_every_policy(policy: str) -> None:
     trace = make_trace({"A": 0}, *[(0.0, single("A", ask(4, 6)))] * 5)
     _, entries = recorded(trace, policy, stepping(1000), Params(K=2))

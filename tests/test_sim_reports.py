@@ -69,7 +69,10 @@ def _cold_wait_s(policy: str, hot: int) -> tuple[float, float]:
     return admitted_s - COLD_ARRIVAL_S, 0.46 * (hot - 1)
 
 
-@pytest.mark.parametrize("policy", ["topas", "topas-no-reuse", "fcfs", "parrot-fcfs", "autellix-las"])
+@pytest.mark.parametrize(
+    "policy",
+    ["topas", "topas-paper", "topas-no-reuse", "fcfs", "parrot-fcfs", "autellix-las", "hrrn", "kvflow"],
+)
 def test_a_cold_request_among_endless_hot_ones_waits_for_a_bounded_time(policy: str) -> None:
     """From SGLang #31954 (LPM starves cold requests): the wait does not grow with the hot stream."""
     wait_s, _ = _cold_wait_s(policy, 60)
@@ -143,7 +146,7 @@ def test_free_memory_goes_to_a_waiter_at_once(policy: str, admission: str) -> No
 
 
 @pytest.mark.parametrize("redo", ["decode", "prefill", "keep"])
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "spf", "topas"])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "spf", "topas-paper", "topas"])
 def test_under_tight_memory_requests_keep_finishing(policy: str, redo: str) -> None:
     """From SGLang #38019, #26248 (retraction livelock, throughput collapse).
 
@@ -163,7 +166,7 @@ def test_under_tight_memory_requests_keep_finishing(policy: str, redo: str) -> N
     assert result.metrics["makespan_s"] <= 1.5 * full.metrics["makespan_s"]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "topas"])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "topas-paper", "topas"])
 def test_throughput_recovers_after_a_burst_of_retractions(policy: str) -> None:
     """From SGLang #26248 (throughput collapse): a lone request long after the burst is as fast as ever."""
     burst = [(float(k), single("A", ask(10, 40))) for k in range(20)]

@@ -55,10 +55,11 @@ def test_copies_of_a_prefix_take_room_until_the_batch_is_through() -> None:
     assert jcts(trace, slow.model_copy(update={"prefix_sharing": "tree"})) == [20.0, 20.0, 20.0]
 
 
-def test_a_joint_policy_sends_one_request_ahead_to_compute_a_missing_prefix() -> None:
+@pytest.mark.parametrize("policy", ["topas-paper", "topas"])
+def test_a_joint_policy_sends_one_request_ahead_to_compute_a_missing_prefix(policy: str) -> None:
     trace = burst(3, 8, ask(2, 1))
     tree = make_profile(prefix_sharing="tree", prefill_base_s=1.0, **SGLANG)
-    assert jcts(trace, tree, "topas") == [1 + 10 * PREFILL_S, *[2 + (8 + 3 * 2) * PREFILL_S] * 2]
+    assert jcts(trace, tree, policy) == [1 + 10 * PREFILL_S, *[2 + (8 + 3 * 2) * PREFILL_S] * 2]
 
 
 def test_in_a_tree_attention_reads_a_shared_prefix_for_each_request() -> None:

@@ -56,6 +56,7 @@ class Params:
     separately, the preemptions of one event (0: no cap). ``max_running`` caps the running batch
     (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not exact.
     ``costs`` are the engine's; None where they are not known. ``lookahead`` is for ``topas`` alone.
+    ``age_factor`` scales the learnt age scale: H_age is that many times the mean service of a task.
     """
 
     beta: float = 1.0
@@ -70,6 +71,7 @@ class Params:
     seed: int = 0
     costs: Costs | None = None
     lookahead: Lookahead = Lookahead()
+    age_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Outlook:
 
     A request of it has ``input_tokens`` behind the prefix, and may generate ``max_new_tokens``. ``outputs``
     are output lengths seen, ``counts`` the numbers of requests of finished executions, both in increasing
-    order; before any was seen, the profiled ones.
+    order; before any was seen, the profiled ones. A request that is not the first of its execution finds
+    ``reused_tokens`` of its input in memory.
     """
 
     agent: str
@@ -86,6 +89,7 @@ class Outlook:
     max_new_tokens: int
     outputs: tuple[int, ...]
     counts: tuple[int, ...]
+    reused_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class _Outlook(_Model):
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
     outputs: Annotated[list[Annotated[int, Field(ge=1, le=MAX_LENGTH)]], Field(min_length=1)]
     counts: Annotated[list[Annotated[int, Field(ge=1, le=MAX_REQUESTS)]], Field(min_length=1)]
+    reused_tokens: Tokens = 0
 
 
 class _Costs(_Model):
@@ -132,6 +133,7 @@ class _Params(_Model):
     seed: Count = Params().seed
     costs: _Costs | None = None
     lookahead: LookaheadParams = LookaheadParams()
+    age_factor: Annotated[float, Field(gt=0, le=1e6)] = Params().age_factor
 
 
 class _Event(_Model):
@@ -250,7 +252,12 @@ def _params(raw: _Params) -> Params:
 
 def _outlook(raw: _Outlook) -> Outlook:
     return Outlook(
-        raw.agent, raw.input_tokens, raw.max_new_tokens, tuple(sorted(raw.outputs)), tuple(sorted(raw.counts))
+        raw.agent,
+        raw.input_tokens,
+        raw.max_new_tokens,
+        tuple(sorted(raw.outputs)),
+        tuple(sorted(raw.counts)),
+        raw.reused_tokens,
     )
 
 

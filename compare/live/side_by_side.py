@@ -28,13 +28,14 @@ from compare.pool import Interrupted, folder_for
 from topas.errors import InputError
 from topas.event import Params
 from topas.files import whole_file
+from topas.online.sglang.config import SearchParams
 from topas.profile import Profile
 from topas.trace import TaskSpec, Trace
 from topas.workflow import Dag, Workflow, dag_of
 
 Item = TypeVar("Item")
 
-NATIVE = frozenset({"fcfs", "lpm"})
+NATIVE = frozenset({"fcfs", "lpm", "hrrn"})
 """Policies that SGLang has itself; the others come with the plugin."""
 
 BATCH_STAGES = ("get_next_batch_to_run", "run_batch", "process_batch_result")
@@ -296,13 +297,14 @@ def write_config(settings: Settings, folder: Path) -> Path:
     """Write what the plugin reads at the start of a server; return the file."""
     with whole_file(folder / "profile.json") as stream:
         stream.write(json.dumps(settings.profile.model_dump(mode="json"), indent=2) + "\n")
-    params = settings.params
+    params = SearchParams.of(settings.params).model_dump()
+    lookahead = params.pop("lookahead")
+    lines = ['format = "topas-serving/1"', 'profile = "profile.json"']
+    for section, values in (("params", params), ("params.lookahead", lookahead)):
+        lines += ["", f"[{section}]", *(f"{name} = {value!r}" for name, value in values.items())]
     config = folder / "serving.toml"
     with whole_file(config) as stream:
-        stream.write('format = "topas-serving/1"\nprofile = "profile.json"\n\n[params]\n')
-        stream.write(
-            f"beta = {float(params.beta)}\nrho = {float(params.rho)}\nM = {params.M}\nK = {params.K}\n"
-        )
+        stream.write("\n".join(lines) + "\n")
     return config
 
 

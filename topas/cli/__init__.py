@@ -19,6 +19,7 @@ COMMANDS = (
     "compare",
     "oracle",
     "gap",
+    "tune",
     "replay",
     "profile",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from topas.cli.compare_live import PROFILE, add_live_options, run_live
 from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.cli.points import add_point_options, points_given, sources_named
 from topas.cli.pooled import (
     add_pool_options,
     command_line,
     guarded,
     jobs_of,
-    joined,
     known_policies,
-    list_of,
     names,
     option,
     say,
@@ -28,25 +26,11 @@ from topas.errors import InputError
 from topas.policies import baseline_names, policy_names
 
 if TYPE_CHECKING:
-    from compare.cell import Source
     from compare.report import Comparison
     from compare.run import Outcome
-    from topas.profile import Profile
 
-LOADS = (0.5, 0.75)
-SEEDS = (1, 2, 3)
-TASKS = 60
-PROFILE_OF_SIMULATIONS = "study"
 LIVE = ("repeats", "kv_tokens", "max_running", "port")
 """Options of real servers."""
-LENGTHS: dict[str, type[int | float]] = {
-    "prefix_tokens": int,
-    "input_tokens": int,
-    "output_tokens": int,
-    "max_new_tokens": int,
-    "input_sigma": float,
-    "output_sigma": float,
-}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
@@ -64,24 +48,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     )
     parser.add_argument("-o", dest="folder", required=True, metavar="DIR", help="folder for the results")
     parser.add_argument("--policies", type=names, metavar="a,b", help="policies to run (default: all)")
-    points = parser.add_mutually_exclusive_group()
-    points.add_argument("--rates", type=_rates, metavar="R,R", help="arrival rates, tasks a second")
-    points.add_argument(
-        "--loads",
-        type=_rates,
-        metavar="X,X",
-        help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {joined(LOADS)})",
-    )
-    parser.add_argument("--tasks", type=int, metavar="N", help=f"tasks a trace (default: {TASKS})")
-    parser.add_argument(
-        "--seeds", type=_seeds, metavar="S,S", help=f"seeds of the traces (default: {joined(SEEDS)})"
-    )
-    lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
-    for name, kind in LENGTHS.items():
-        lengths.add_argument(option(name), type=kind, metavar="N" if kind is int else "X")
-    lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
+    add_point_options(parser)
     add_engine_options(parser)
-    parser.set_defaults(profile=None)  # it depends on the engine
     parser.add_argument(
         "--engine",
         choices=["sim", "sglang"],
@@ -110,10 +78,9 @@ def _run(args: argparse.Namespace) -> int:
         from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
 
     _refuse_live_options(args)
-    args.profile = args.profile or PROFILE_OF_SIMULATIONS
     policies, profile = known_policies(args.policies or policy_names()), engine_of(args)
     folder = Path(args.folder)
-    sources = _sources(args, profile)
+    sources = sources_named(args.what, args, profile)
     drawn = any(source.rate_per_s is not None for source in sources)
     if args.plot and not drawn:
         raise InputError("needs a workload with arrival rates: there is nothing to draw", field="--plot")
@@ -149,46 +116,9 @@ def _refuse_live_options(args: argparse.Namespace) -> None:
             raise InputError("needs --engine sglang", field=option(name))
 
 
-def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
-    """Return the traces; all that can be wrong with them is found here, before anything runs."""
-    from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  as above
-    from topas.sim import refuse_unservable  # noqa: PLC0415  as above
-    from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
-
-    if len({what if what in WORKLOADS else Path(what).resolve() for what in args.what}) < len(args.what):
-        raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
-    options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
-    at = args.rates or args.loads or LOADS
-    tasks = TASKS if args.tasks is None else args.tasks
-    points = Points(at, args.rates is None, args.seeds or SEEDS, tasks, options)
-    sources: list[Source] = []
-    as_it_is = []
-    for what in args.what:
-        if what in WORKLOADS:
-            found = sources_of(what, points, profile)
-        elif Path(what).is_file():
-            found = [TraceFile.of(what)]
-        else:
-            raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=what)
-        if what in FIXED or what not in WORKLOADS:
-            as_it_is.append(what)
-        refuse_unservable(trace_of(found[0]), profile)
-        sources += found
-    useless = [name for name in ("rates", "loads", "seeds", "tasks") if getattr(args, name) is not None]
-    useless += options.given()
-    if as_it_is and useless and not args.quiet:
-        say(f"{', '.join(map(option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
-    return sources
-
-
 def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool) -> str:
     """Return the command line that makes the comparison again, with the defaults that it depends on."""
-    given = {**vars(args), "policies": policies}
-    if drawn:
-        given |= {} if args.rates else {"loads": args.loads or LOADS}
-        given |= {"seeds": args.seeds or SEEDS, "tasks": TASKS if args.tasks is None else args.tasks}
-    useless = () if drawn else ("rates", "loads", "seeds", "tasks", "order", *LENGTHS)
-    shown = {name: value for name, value in given.items() if name not in useless}
+    shown = {**vars(args), "policies": policies, **points_given(args, drawn=drawn)}
     return command_line(["compare", *args.what], shown, args.folder)
 
 
@@ -218,17 +148,3 @@ def _say_what_was_kept(outcome: Outcome, folder: Path) -> None:
         say(f"{outcome.resumed} of {cells} cells were done before; to run them again, remove {kept}")
     if outcome.rejected:
         say(f"{outcome.rejected} kept cells could not be used and were run again")
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    values = list_of(text, float)
-    if not all(0 < value < math.inf for value in values):
-        raise argparse.ArgumentTypeError(f"expected positive numbers, found {text!r}")
-    return values
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    values = list_of(text, int)
-    if min(values) < 0:
-        raise argparse.ArgumentTypeError(f"expected no negative number, found {text!r}")
-    return values

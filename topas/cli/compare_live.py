@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topas.cli.options import engine_of, params_of
+from topas.cli.points import LENGTHS
 from topas.cli.pooled import command_line, known_policies, option, say
 from topas.errors import InputError
 from topas.policies import baseline_names
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PROFILE = "cpu-tiny-qwen2"
 """The profile of the CPU servers, made by ``topas profile fit --cpu``."""
 
-POLICIES = ("fcfs", "lpm", "spf", "parrot-fcfs", "autellix-las", "topas")
+POLICIES = ("fcfs", "lpm", "spf", "parrot-fcfs", "autellix-las", "topas-paper", "topas")
 USELESS = ("jobs", "plot", "admission", "redo", "host_cache")
 """Options that have no meaning for a real server."""
 
@@ -79,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
     policies = known_policies(args.policies or POLICIES)
     for policy in policies:
         if policy not in NATIVE and policy not in PLUGGED:
-            raise InputError(f"{policy} does not run in SGLang", field="--policies")
+            raise InputError(f"{policy} runs in the simulator only", field="--policies")
     repeats = REPEATS if args.repeats is None else args.repeats
     profile = _profile(args)
     sources = _sources(args, profile)
@@ -124,9 +125,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _profile(args: argparse.Namespace) -> Profile:
     """Return the fitted profile, with the memory and batch that the servers shall have."""
-    args.profile = args.profile or PROFILE
     given = {"kv_budget_tokens": args.kv_tokens, "max_running": args.max_running}
-    return engine_of(args).model_copy(update={name: v for name, v in given.items() if v is not None})
+    return engine_of(args, PROFILE).model_copy(update={name: v for name, v in given.items() if v is not None})
 
 
 def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
@@ -157,7 +157,6 @@ def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
 
 def _size(args: argparse.Namespace, workload: str) -> Size:
     from compare.live.sizes import size_of  # noqa: PLC0415  the extra
-    from topas.cli.compare import LENGTHS  # noqa: PLC0415  that module imports this one
     from traces.workloads import WorkloadOptions  # noqa: PLC0415  the extra
 
     given = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})

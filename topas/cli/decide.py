@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
-from topas.cli.options import add_policy_option
+from topas.cli.options import add_config_option, add_policy_option, config_of
 from topas.feasible import violations
 from topas.formats import decision_json, read_event
 from topas.policies import get_policy
@@ -22,6 +23,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     )
     parser.add_argument("event", metavar="EVENT", help="event file")
     add_policy_option(parser)
+    add_config_option(parser, "params, in place of the event's,")
     parser.add_argument("--json", action="store_true", help="print one decision object and nothing else")
     return parser
 
@@ -30,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Run it."""
     policy = get_policy(args.policy)
     event = read_event(args.event)
+    if args.config is not None:  # without it the event's own parameters hold
+        event = replace(event, params=config_of(args).params.on(event.params))
     decision = policy.decide(event)
     value = decision_json(decision)
     if args.json:

@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     events.add_argument(
         "--policy",
         metavar="P",
-        help="judge this policy's decisions (default: those recorded in a log, else those of topas)",
+        help="judge this policy's decisions (default: those recorded in a log, else those of topas-paper)",
     )
     events.add_argument(
         "--time-limit", type=_seconds, default=10.0, metavar="S", help="seconds an event (default: 10)"
@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         "--policies",
         type=names,
         metavar="a,b",
-        help="policies to play (default: topas-exact, topas, the baselines and downstream-gate)",
+        help="policies to play (default: topas-exact, topas-paper, topas, the baselines and downstream-gate)",
     )
     traces.add_argument(
         "--bound-time",
@@ -128,9 +128,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from compare.gap import Settings  # noqa: PLC0415  as above
-    from compare.whole import usual_policies  # noqa: PLC0415  as above
+    from compare.whole import PAPER, usual_policies  # noqa: PLC0415  as above
 
-    policy = args.policy or "topas"
+    policy = args.policy or PAPER
     known_policies([policy], "--policy")
     chosen = known_policies(args.policies or usual_policies())
     return Settings(

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         help="the optimum of scheduling events, and what the heuristic loses",
         description="Solve scheduling events exactly: the best of all sets of admissions and preemptions by"
         " the score that the policies use. The heuristic is the recorded decision of an event log, else"
-        " that of `topas`. The gap is (optimum - heuristic) / |optimum|, where the optimum is proved.",
+        " that of `topas-paper`. The gap is (optimum - heuristic) / |optimum|, where the optimum is proved.",
         epilog="example: topas simulate t.jsonl --events e.jsonl; topas oracle event e.jsonl --json",
     )
     parser.add_argument(

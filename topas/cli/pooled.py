@@ -29,8 +29,16 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
-def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command whose workers SIGTERM ends like Ctrl-C, and which needs the extra.
+def guarded(
+    run: Callable[[argparse.Namespace], int],
+    args: argparse.Namespace,
+    *,
+    extra: str = "compare",
+    libraries: Collection[str] = (),
+) -> int:
+    """Run a command whose workers SIGTERM ends like Ctrl-C, and which needs an extra.
+
+    ``libraries`` are those that the extra brings beside :data:`EXTRA`.
 
     Raises
     ------
@@ -42,9 +50,9 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return run(args)
     except ModuleNotFoundError as error:
         library = (error.name or "").split(".")[0]
-        if library not in EXTRA:
+        if library not in EXTRA and library not in libraries:
             raise
-        raise InputError(f"{library} is not installed: pip install 'topas[compare]'") from None
+        raise InputError(f"{library} is not installed: pip install 'topas[{extra}]'") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -117,6 +125,8 @@ def command_line(head: Sequence[str], given: Mapping[str, object], folder: str) 
         if name in SHOWN_ELSEWHERE or value is None or value is False:
             continue
         words.append(option(name))
-        if value is not True:
+        if isinstance(value, list):
+            words += [str(one) for one in value]
+        elif value is not True:
             words.append(joined(value) if isinstance(value, tuple) else str(value))
     return shlex.join([*words, "-o", folder])

@@ -23,8 +23,8 @@ class StageHistory:
     """
 
     __slots__ = (
-        "_counts", "_inputs", "_outlook", "_outputs", "_requests", "_requests_ns", "_residuals", "_totals",
-        "profiled_ns",
+        "_counts", "_inputs", "_outlook", "_outputs", "_requests", "_requests_ns", "_residuals", "_reused",
+        "_totals", "profiled_ns",
     )  # fmt: skip
 
     def __init__(self, profiled_ns: int | None) -> None:
@@ -36,10 +36,19 @@ class StageHistory:
         self._inputs: deque[int] = deque(maxlen=WINDOW)
         self._outputs: deque[int] = deque(maxlen=WINDOW)
         self._counts: deque[int] = deque(maxlen=WINDOW)
+        self._reused: deque[int] = deque(maxlen=WINDOW)
         self._outlook: Outlook | None = None
 
-    def request_done(self, service_ns: int, input_tokens: int, output_tokens: int) -> None:
-        """Record one finished request: its service, its dynamic input and what it generated."""
+    def request_done(
+        self, service_ns: int, input_tokens: int, output_tokens: int, reused_tokens: int | None = None
+    ) -> None:
+        """Record one finished request: its service, its dynamic input and what it generated.
+
+        ``reused_tokens`` of the input were the context of an earlier request of the same execution; None
+        if it was the first one.
+        """
+        if reused_tokens is not None:
+            self._reused.append(reused_tokens)
         self._inputs.append(input_tokens)
         self._outputs.append(output_tokens)
         self._outlook = None
@@ -62,7 +71,8 @@ class StageHistory:
             if self._outputs:
                 most = max(*self._outputs, profile.max_new_tokens if profile else 0)
                 mean = sum(self._inputs) // len(self._inputs)
-                self._outlook = Outlook(agent, mean, most, tuple(sorted(self._outputs)), counts)
+                reused = sum(self._reused) // len(self._reused) if self._reused else 0
+                self._outlook = Outlook(agent, mean, most, tuple(sorted(self._outputs)), counts, reused)
             elif profile is not None:
                 new = profile.max_new_tokens
                 self._outlook = Outlook(agent, profile.input_tokens, new, (new,), counts)

@@ -111,15 +111,23 @@ class Tracker:
         """Count a running request as waiting again."""
         task.running[stage] -= 1
 
-    def request_done(
-        self, task: LiveTask, stage: int, service_ns: int, *, input_tokens: int = 0, output_tokens: int = 1
+    def request_done(  # noqa: PLR0913  what is learnt of a request
+        self,
+        task: LiveTask,
+        stage: int,
+        service_ns: int,
+        *,
+        input_tokens: int = 0,
+        output_tokens: int = 1,
+        reused_tokens: int = 0,
     ) -> None:
         """Record a finished request's service and lengths in the stage's history."""
+        reused = reused_tokens if task.requests[stage] else None
         task.running[stage] -= 1
         task.requests[stage] += 1
         task.elapsed_ns[stage] += service_ns
         task.attained_ns += service_ns
-        task.histories[stage].request_done(service_ns, input_tokens, output_tokens)
+        task.histories[stage].request_done(service_ns, input_tokens, output_tokens, reused)
         self._version += 1
 
     def forget(self, task: LiveTask) -> None:
@@ -149,12 +157,16 @@ class Tracker:
 
     @property
     def age_scale_s(self) -> float:
-        """Return H_age: mean total service of finished tasks, before them the first task's profiled total."""
+        """Return H_age: ``age_factor`` times the mean total service of finished tasks.
+
+        Before any has finished, the first task's profiled total stands for the mean.
+        """
         if self._finished_tasks:
-            return max(to_s(self._finished_ns // self._finished_tasks), 1e-9)
-        unknown = self._unknown_ns()
-        profiled = sum(unknown if h.profiled_ns is None else h.profiled_ns for h in self._first)
-        return max(to_s(profiled), 1e-9)
+            mean_ns = self._finished_ns // self._finished_tasks
+        else:
+            unknown = self._unknown_ns()
+            mean_ns = sum(unknown if h.profiled_ns is None else h.profiled_ns for h in self._first)
+        return max(self._params.age_factor * to_s(mean_ns), 1e-9)
 
     def service_s(self, task: LiveTask, stage: int, profiled_ns: int) -> float:
         """Return D_r, the expected service of one request of a stage."""

@@ -7,10 +7,19 @@ policy in this sense: it carries out a schedule that was made with the whole tra
 """
 
 from topas.policies.policy import Door, JointPolicy, Planned, Policy, QueuePolicy, QueueView
-from topas.policies.registry import BASELINES, baseline_names, get_policy, policy_names
+from topas.policies.registry import (
+    BASELINES,
+    PAPER_BASELINES,
+    PAPER_POLICIES,
+    baseline_names,
+    get_policy,
+    policy_names,
+)
 
 __all__ = [
     "BASELINES",
+    "PAPER_BASELINES",
+    "PAPER_POLICIES",
     "Door",
     "JointPolicy",
     "Planned",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from topas.event import Request
 from topas.policies.policy import Key, QueuePolicy, QueueView
 
@@ -50,8 +52,11 @@ def _downstream_gate(view: QueueView) -> Key:
 
 def _hrrn(view: QueueView) -> Key:
     def key(r: Request) -> tuple[float | str, ...]:
-        missing = view.prompt(r) - view.cached(r)
-        return (-view.passed(r) / missing if missing > 0 else float("-inf"), r.arrival_s, r.id)
+        cached = view.cached(r)
+        if cached < 0:  # a duplicate, which waits until the prefix is there
+            return (math.inf, r.arrival_s, r.id)
+        missing = view.prompt(r) - cached
+        return (-view.passed(r) / missing if missing > 0 else -math.inf, r.arrival_s, r.id)
 
     return key
 

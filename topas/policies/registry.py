@@ -18,6 +18,7 @@ _REGISTRY = {
     "downstream-gate": "topas.policies.queue:DOWNSTREAM_GATE",
     "topas": "topas.online.rollout.policy:TOPAS",
     "topas-paper": "topas.online.policy:TOPAS_PAPER",
+    "topas-score": "topas.online.near.policy:TOPAS_SCORE",
     "topas-base": "topas.online.policy:TOPAS_BASE",
     "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
     "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",
@@ -27,8 +28,21 @@ _REGISTRY = {
 ON_REQUEST = frozenset({"topas-exact"})
 """Policies that run only where they are named: they are slow and need the extra ``topas[oracle]``."""
 
-BASELINES = ("fcfs", "lpm", "parrot-fcfs", "autellix-las", "spf")
-"""The paper's five baselines, against which reductions are counted; the gate is its strawman."""
+PAPER_BASELINES = ("fcfs", "lpm", "parrot-fcfs", "autellix-las", "spf")
+"""The paper's five baselines: its figures, and their reproduction, count reductions against these."""
+
+BASELINES = (*PAPER_BASELINES, "hrrn", "kvflow")
+"""All baselines, against which reductions are counted; the gate, a strawman, does not count."""
+
+PAPER_POLICIES = (
+    *PAPER_BASELINES,
+    "downstream-gate",
+    "topas-paper",
+    "topas-base",
+    "topas-no-reuse",
+    "topas-no-aging",
+)
+"""What the paper's figures show: its baselines, its strawman, Algorithm 1 and the ablations."""
 
 
 def policy_names(*, on_request: bool = False) -> list[str]:
@@ -37,7 +51,7 @@ def policy_names(*, on_request: bool = False) -> list[str]:
 
 
 def baseline_names() -> list[str]:
-    """Return the names of the paper's five baselines."""
+    """Return the names of the baselines that count, the paper's five first."""
     return list(BASELINES)
 
 

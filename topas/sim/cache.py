@@ -14,7 +14,6 @@ from collections.abc import Mapping
 Key = tuple[str, str, int]
 """A leftover: (agent, "", -1) is its prefix, (agent, task, stage) the dynamic KV of a stage."""
 
-
 LATE = 1 << 20
 """Steps to execution of an agent that no task will ask for."""
 
@@ -138,8 +137,8 @@ class KvCache:
         return key
 
     def _wanted_last(self, steps: Mapping[str, int]) -> Key:
-        """Return the oldest context, else the prefix with most steps to execution."""
-        return max(self._leftovers, key=lambda key: (bool(key[1]), steps.get(key[0], len(steps) + LATE)))
+        """Return a context, else a prefix: that of most steps to execution, the oldest of equals."""
+        return max(self._leftovers, key=lambda key: (bool(key[1]), steps.get(key[0], LATE)))
 
     def load_ahead(self, now_s: float) -> None:
         """Load the prefixes of agents that are one step away, over those that are wanted later."""

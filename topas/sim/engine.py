@@ -224,6 +224,7 @@ class Engine:
             job.service_ns,
             input_tokens=job.round.input_tokens,
             output_tokens=job.round.output_tokens,
+            reused_tokens=max(job.round.input_tokens - job.prefill_tokens, 0),
         )
         self.changed = True
         del self.jobs[job.request.id]
@@ -247,17 +248,21 @@ class Engine:
     # --- admission ------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Let the policy decide, if there is anything to decide."""
+        """Let the policy decide, if there is anything to decide; make room before and after."""
         self.changed = False
+        if self.foresight:
+            self.cache.steps = steps_to_execution(self.tracker.tasks.values())
         self.cache.trim(self.now_s)
-        if not self.waiting:
-            return
+        if self.waiting:
+            self._decide()
+        if self.foresight:
+            self.cache.load_ahead(self.now_s)
+        self.cache.trim(self.now_s)
+
+    def _decide(self) -> None:
+        """Ask the policy and do what it says."""
         if isinstance(self.policy, QueuePolicy):
-            if self.foresight:
-                self.cache.steps = steps_to_execution(self.tracker.tasks.values())
             self._admit_from_head(self.policy)
-            if self.foresight:
-                self.cache.load_ahead(self.now_s)
         elif isinstance(self.policy, JointPolicy):
             event = self._event()
             start = self.clock()
@@ -269,7 +274,6 @@ class Engine:
             self._carry_out(decision)
         elif self.planned:
             self._admit_planned(self.planned)
-        self.cache.trim(self.now_s)
 
     def cached_tokens(self, request: Request) -> int:
         """Return how many tokens of a waiting request's prompt are on the GPU."""

@@ -1,6 +1,7 @@
 """Candidate decisions and their rollouts. Compiled.
 
-``p`` is a :class:`topas.online.rollout.situation.Situation`, ``s`` scratch arrays for it. A node is a
+``p`` is a :class:`topas.online.rollout.situation.Situation`, ``s`` scratch arrays for it; inner loops take
+their arrays one by one, because reading an array out of a tuple counts references each time. A node is a
 request: an active one, or an expected one. Time runs in decode steps; between two completions all steps
 are alike. The rules of admission are those of the simulator's queue policies: from the head, until one
 does not fit.
@@ -17,19 +18,24 @@ FUTURE, WAITING, RUNNING, DONE = 0, 1, 2, 3
 NEVER = 1e30
 _KEY = 1 << 20
 LATER = _KEY >> 1
-_NORM = 8.0
+
+
+USED, IDLE, BATCH, ASIDE = range(4)
+"""Counters: tokens in use, tokens of idle prefixes in memory, running requests, requests passed over."""
 
 
 @numba.njit(cache=True)
-def rank_of(rule, node, arrival, p, left):
+def rank_of(rule, node, arrival, cached, depth, task, left, stages):
     """Return the place of a waiting request within its agent's queue; smallest first."""
     first = np.int64(0)
-    if rule == SPF:
-        first = -p.depth[node]
+    if rule == LPM:
+        first = -cached[node]
+    elif rule == SPF:
+        first = -depth[node]
     elif rule == PARROT:
-        first = p.task[node]
+        first = task[node]
     elif rule >= FINISH:
-        first = left[p.task[node]] - p.stages[p.task[node]]
+        first = left[task[node]] - stages[task[node]]
     return first * _KEY + arrival
 
 
@@ -72,276 +78,326 @@ def pop(heap, size, agent):
 
 
 @numba.njit(cache=True)
-def choose(rule, force, most, p, s):
+def push_run(run, n, finish, node):
+    """Put a request that finishes at a step into a batch of n, a binary heap by that step."""
+    i = n
+    while i > 0:
+        up = (i - 1) >> 1
+        if run[up, 0] <= finish:
+            break
+        run[i, 0] = run[up, 0]
+        run[i, 1] = run[up, 1]
+        i = up
+    run[i, 0] = finish
+    run[i, 1] = node
+
+
+@numba.njit(cache=True)
+def pop_run(run, n):
+    """Take the request that finishes next out of a batch of n + 1."""
+    first = run[0, 1]
+    finish, node = run[n, 0], run[n, 1]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and run[child + 1, 0] < run[child, 0]:
+            child += 1
+        if run[child, 0] >= finish:
+            break
+        run[i, 0] = run[child, 0]
+        run[i, 1] = run[child, 1]
+        i = child
+    run[i, 0] = finish
+    run[i, 1] = node
+    return first
+
+
+@numba.njit(cache=True)
+def eighth_power(x):
+    """Return x to the eighth."""
+    x *= x
+    x *= x
+    return x * x
+
+
+@numba.njit(cache=True)
+def choose(rule, force, most, free, prefix, smallest, users, there, size, weight, heap):
     """Return the agent whose head is tried next, -1 if none.
 
-    ``lpm``: prefixes in memory first, then arrival. ``spf``, ``parrot``: deeper stage, earlier task first,
-    whatever is in memory. ``finish``: prefixes in memory, then most finished stages of the task.
-    ``gather``: prefixes in memory, else the agent with the largest sum over its queue of 1 / unfinished
-    stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps the prefixes in use
-    (0: none). From ``finish`` on, agents none of whose requests fits are passed over.
+    ``lpm``: prefixes in memory first, then longer contexts in memory, then arrival. ``spf``, ``parrot``:
+    deeper stage, earlier task first, whatever is in memory. ``finish``: prefixes in memory, then most
+    finished stages of the task. ``gather``: prefixes in memory, else the agent with the largest sum over its
+    queue of 1 / unfinished stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps
+    the prefixes in use (0: none). From ``finish`` on, agents none of whose requests fits are passed over.
     """
-    free = p.budget - s.used[0]
     used = 0
-    for a in range(len(s.size)):
-        used += s.users[a] > 0
+    if most > 0:
+        for a in range(len(size)):
+            used += users[a] > 0
     best, best_rank, best_class = -1, 0.0, -1
-    for a in range(len(s.size)):
-        if s.size[a] == 0 or (most > 0 and s.users[a] == 0 and used >= most):
+    for a in range(len(size)):
+        if size[a] == 0 or (most > 0 and users[a] == 0 and used >= most):
             continue
-        if rule >= FINISH and free < p.smallest[a] + (p.prefix[a] if s.users[a] == 0 else 0):
+        if rule >= FINISH and free < smallest[a] + (prefix[a] if users[a] == 0 else 0):
             continue
-        there = 1 if s.users[a] > 0 or s.there[a] else 0
+        there_now = 1 if users[a] > 0 or there[a] else 0
         if rule in (SPF, PARROT):
-            there = 0
+            there_now = 0
         elif rule == AGENT and a == force:
-            there = 2
-        rank = -s.weight[a] if rule == GATHER and there == 0 else np.float64(s.heap[a, 0, 0])
-        if there > best_class or (there == best_class and rank < best_rank):
-            best, best_rank, best_class = a, rank, there
+            there_now = 2
+        rank = -weight[a] if rule == GATHER and there_now == 0 else np.float64(heap[a, 0, 0])
+        if there_now > best_class or (there_now == best_class and rank < best_rank):
+            best, best_rank, best_class = a, rank, there_now
     return best
 
 
 @numba.njit(cache=True)
-def queue_up(rule, status, p, left, s):
-    """Fill the agents' queues with the waiting requests."""
-    s.size[:] = 0
-    s.weight[:] = 0.0
-    s.asides[0] = 0
-    for node in range(len(status)):
-        if status[node] == WAITING:
-            a = p.agent[node]
-            push(s.heap, s.size, a, rank_of(rule, node, p.arrival[node], p, left), node)
-            s.weight[a] += 1.0 / left[p.task[node]]
-
-
-@numba.njit(cache=True)
-def enter(status, p, s):
-    """Count what runs: users of prefixes, reserved tokens, requests."""
-    s.users[:] = 0
-    s.there[:] = p.resident
-    s.used[0] = 0
-    s.batch[0] = 0
-    for node in range(len(status)):
-        if status[node] == RUNNING:
-            a = p.agent[node]
-            if s.users[a] == 0:
-                s.used[0] += p.prefix[a]
-            s.users[a] += 1
-            s.used[0] += p.reserve[node]
-            s.batch[0] += 1
-
-
-@numba.njit(cache=True)
-def next_fit(rule, force, most, left, p, s):
+def next_fit(
+    rule, force, most, budget, left, task, reserve, prefix, smallest, users, there, size, weight, heap,
+    aside, count,
+):  # fmt: skip
     """Take the next request off the queues that a rule admits, -1 if there is none.
 
     ``lpm``, ``spf`` and ``parrot`` stop at a head that does not fit; the others pass over it, and
-    ``s.aside`` keeps it (see :func:`put_back`).
+    ``aside`` keeps it.
     """
+    free = budget - count[USED]
     while True:
-        a = choose(rule, force, most, p, s)
+        a = choose(rule, force, most, free, prefix, smallest, users, there, size, weight, heap)
         if a < 0:
             return -1
-        node = s.heap[a, 0, 1]
-        fits = s.used[0] + need_of(node, p, s) <= p.budget
+        node = heap[a, 0, 1]
+        fits = reserve[node] + (prefix[a] if users[a] == 0 else 0) <= free
         if not fits and rule < FINISH:
             return -1
-        pop(s.heap, s.size, a)
+        pop(heap, size, a)
         if fits:
-            s.weight[a] -= 1.0 / left[p.task[node]]
+            weight[a] -= 1.0 / left[task[node]]
             return node
-        s.aside[s.asides[0]] = node
-        s.asides[0] += 1
+        aside[count[ASIDE]] = node
+        count[ASIDE] += 1
 
 
 @numba.njit(cache=True)
-def put_back(rule, arrivals, left, p, s):
-    """Put what was passed over back into the queues."""
-    for k in range(s.asides[0]):
-        node = s.aside[k]
-        push(s.heap, s.size, p.agent[node], rank_of(rule, node, arrivals[node], p, left), node)
-    s.asides[0] = 0
+def queue_up(rule, status, arrival, cached, depth, task, agent, left, stages, size, weight, heap):
+    """Fill the agents' queues with the waiting requests."""
+    size[:] = 0
+    weight[:] = 0.0
+    for node in range(len(status)):
+        if status[node] == WAITING:
+            a = agent[node]
+            push(heap, size, a, rank_of(rule, node, arrival[node], cached, depth, task, left, stages), node)
+            weight[a] += 1.0 / left[task[node]]
 
 
 @numba.njit(cache=True)
-def need_of(node, p, s):
-    """Return the tokens that a request needs, with its prefix if nobody uses that."""
-    a = p.agent[node]
-    return p.reserve[node] + (p.prefix[a] if s.users[a] == 0 else 0)
+def enter(status, agent, reserve, prefix, resident, users, there, count):
+    """Count what runs: users of prefixes, tokens, requests."""
+    users[:] = 0
+    there[:] = resident
+    count[:] = 0
+    for node in range(len(status)):
+        if status[node] == RUNNING:
+            a = agent[node]
+            if users[a] == 0:
+                count[USED] += prefix[a]
+            users[a] += 1
+            count[USED] += reserve[node]
+            count[BATCH] += 1
+    for a in range(len(users)):
+        if there[a] and users[a] == 0:
+            count[IDLE] += prefix[a]
 
 
 @numba.njit(cache=True)
-def start(node, time, step, p, s, out):
-    """Let a request run; return the tokens that its prefill computes."""
-    a = p.agent[node]
-    s.used[0] += need_of(node, p, s)
-    tokens = p.inputs[node]
-    wait = 0.0
-    if s.users[a] == 0:
-        if s.there[a]:
-            s.idle[0] -= p.prefix[a]
-        else:
-            s.there[a] = True
-            if p.host:
-                s.link[0] = max(s.link[0], time) + p.prefix[a] * p.swap_s
-                s.ready[a] = s.link[0]
-            else:
-                tokens += p.prefix[a]
-    if s.ready[a] > time:
-        wait = s.ready[a] - time
-    s.users[a] += 1
-    for b in range(len(s.users)):
-        if s.used[0] + s.idle[0] <= p.budget:
-            break
-        if s.users[b] == 0 and s.there[b]:
-            s.there[b] = False
-            s.idle[0] -= p.prefix[b]
-    n = s.batch[0]
-    s.running[n] = node
-    step_s = p.decode_base + (n + 1) * p.decode_seq
-    s.finish[n] = step + max(out[node] - 1, 0) + (np.int64(wait / step_s) if step_s > 0.0 else 0)
-    s.batch[0] = n + 1
-    s.status[node] = RUNNING
-    return tokens
-
-
-@numba.njit(cache=True)
-def make_ready(node, arrival, rule, p, s):
-    """Put a request that has become ready into its queue."""
-    s.status[node] = WAITING
-    s.arrival[node] = arrival
-    a = p.agent[node]
-    push(s.heap, s.size, a, rank_of(rule, node, arrival, p, s.left), node)
-    s.weight[a] += 1.0 / s.left[p.task[node]]
-
-
-@numba.njit(cache=True)
-def complete(node, arrival, rule, p, s):
-    """Finish a request; what it makes ready waits. Return how many became ready."""
-    s.status[node] = DONE
-    a, task, stage = p.agent[node], p.task[node], p.stage[node]
-    s.users[a] -= 1
-    s.used[0] -= p.reserve[node]
-    if s.users[a] == 0:
-        s.used[0] -= p.prefix[a]
-        s.idle[0] += p.prefix[a]
-    s.left[task] -= 1
-    s.stage_left[stage] -= 1
-    ready = 0
-    following = p.following[node]
-    if following >= 0 and s.status[following] == FUTURE:
-        ready += 1
-        make_ready(following, arrival + ready, rule, p, s)
-    if s.stage_left[stage] == 0:
-        for k in range(p.after_at[stage], p.after_at[stage + 1]):
-            other = p.after[k]
-            s.stage_missing[other] -= 1
-            first = p.first[other]
-            if s.stage_missing[other] == 0 and first >= 0 and s.status[first] == FUTURE:
-                ready += 1
-                make_ready(first, arrival + ready, rule, p, s)
-    return ready
-
-
-@numba.njit(cache=True)
-def play(rule, status, taken, count, p, s, out):
+def play(rule, status, taken, takes, p, s, out, limit):
     """Return the cost of a candidate under a base policy: mean completion time and its 8-norm.
 
-    ``status`` has what waits and runs, ``taken[:count]`` are admitted at once. Without further arrivals all
+    ``status`` has what waits and runs, ``taken[:takes]`` are admitted at once. Without further arrivals all
     present tasks are followed to their end, or for ``horizon`` completions; what is left then is counted at
-    the rate seen.
+    the rate seen. Once the cost is sure to exceed ``limit``, NEVER is returned.
     """
-    enter(status, p, s)
-    s.status[:] = status
-    s.left[:] = p.left
-    s.stage_left[:] = p.stage_left
-    s.stage_missing[:] = p.stage_missing
-    s.arrival[:] = p.arrival
-    s.ready[:] = 0.0
-    s.link[0] = 0.0
-    s.idle[0] = 0
-    for a in range(len(s.users)):
-        if s.there[a] and s.users[a] == 0:
-            s.idle[0] += p.prefix[a]
+    task, stage, agent, inputs, reserve = p.task, p.stage, p.agent, p.inputs, p.reserve
+    cached, depth, following, first, after, after_at = (
+        p.cached,
+        p.depth,
+        p.following,
+        p.first,
+        p.after,
+        p.after_at,
+    )
+    stages, age, prefix, smallest = p.stages, p.age, p.prefix, p.smallest
+    budget, max_running, least, horizon, scale = p.budget, p.max_running, p.least, p.horizon, p.scale
+    host, swap_s, prefill_base, prefill_token = p.host, p.swap_s, p.prefill_base, p.prefill_token
+    decode_base, decode_seq, decode_kv = p.decode_base, p.decode_seq, p.decode_kv
+    now, arrival, left, stage_left, missing = s.status, s.arrival, s.left, s.stage_left, s.stage_missing
+    users, there, ready, size, weight, heap = s.users, s.there, s.ready, s.size, s.weight, s.heap
+    run, aside, count = s.run, s.aside, s.count
+    enter(status, agent, reserve, prefix, p.resident, users, there, count)
+    now[:] = status
+    arrival[:] = p.arrival
+    left[:] = p.left
+    stage_left[:] = p.stage_left
+    missing[:] = p.stage_missing
+    ready[:] = 0.0
     n = 0
     for node in range(len(status)):
         if status[node] == RUNNING:
-            s.running[n] = node
-            s.finish[n] = out[node]
+            push_run(run, n, out[node], node)
             n += 1
-    time, step, tokens = 0.0, np.int64(0), np.int64(0)
-    for k in range(count):
-        tokens += start(taken[k], time, step, p, s, out)
-    if count:
-        time += p.prefill_base + tokens * p.prefill_token
-    queue_up(rule, s.status, p, s.left, s)
-    arrival = np.int64(LATER)
-    unfinished, completions = len(p.left), 0
+    for k in range(takes):
+        now[taken[k]] = DONE  # not in the queue
+    queue_up(rule, now, arrival, cached, depth, task, agent, left, stages, size, weight, heap)
+    time, link, step, came = 0.0, 0.0, np.int64(0), np.int64(LATER)
+    tasks = unfinished = len(left)
+    completions = entering = 0
+    deciding = takes > 0 or n > 0
     total = tail = 0.0
-    while unfinished and completions < p.horizon:
-        n = s.batch[0]
+    limit *= tasks
+    while True:
+        tokens, admitted = np.int64(0), 0
+        while True:
+            if entering < takes:
+                node = taken[entering]
+                entering += 1
+            elif deciding:
+                break  # what is decided now enters alone
+            elif n < max_running and count[USED] + least <= budget:
+                node = next_fit(
+                    rule, -1, 0, budget, left, task, reserve, prefix, smallest, users, there, size,
+                    weight, heap, aside, count,
+                )  # fmt: skip
+                if node < 0:
+                    break
+            else:
+                break
+            a = agent[node]
+            count[USED] += reserve[node]
+            tokens += inputs[node]
+            if users[a] == 0:
+                count[USED] += prefix[a]
+                if there[a]:
+                    count[IDLE] -= prefix[a]
+                else:
+                    there[a] = True
+                    if host:
+                        link = max(link, time) + prefix[a] * swap_s
+                        ready[a] = link
+                    else:
+                        tokens += prefix[a]
+            users[a] += 1
+            if count[USED] + count[IDLE] > budget:
+                for b in range(len(users)):
+                    if users[b] == 0 and there[b]:
+                        there[b] = False
+                        count[IDLE] -= prefix[b]
+                        if count[USED] + count[IDLE] <= budget:
+                            break
+            finish = step + max(out[node] - 1, 0)
+            if ready[a] > time:
+                step_s = decode_base + (n + 1) * decode_seq
+                if step_s > 0.0:
+                    finish += np.int64((ready[a] - time) / step_s)
+            push_run(run, n, finish, node)
+            n += 1
+            now[node] = RUNNING
+            admitted += 1
+        for k in range(count[ASIDE]):
+            node = aside[k]
+            push(
+                heap, size, agent[node],
+                rank_of(rule, node, arrival[node], cached, depth, task, left, stages), node,
+            )  # fmt: skip
+        count[ASIDE] = 0
+        if admitted:
+            time += prefill_base + tokens * prefill_token
+        elif n == 0 and unfinished:
+            return NEVER
+        deciding = False
+        if total + unfinished * time > limit:
+            return NEVER
         if n:
-            last = s.finish[0]
-            for k in range(1, n):
-                last = min(last, s.finish[k])
-            if last > step:
-                time += (last - step) * (p.decode_base + n * p.decode_seq + s.used[0] * p.decode_kv)
-                step = last
-            k = 0
-            while k < s.batch[0]:
-                if s.finish[k] > step:
-                    k += 1
-                    continue
-                node = s.running[k]
-                s.batch[0] -= 1
-                s.running[k] = s.running[s.batch[0]]
-                s.finish[k] = s.finish[s.batch[0]]
+            if run[0, 0] > step:
+                time += (run[0, 0] - step) * (decode_base + n * decode_seq + count[USED] * decode_kv)
+                step = run[0, 0]
+            while n and run[0, 0] <= step:
+                n -= 1
+                node = pop_run(run, n)
                 completions += 1
-                arrival += complete(node, arrival, rule, p, s)
-                task = p.task[node]
-                if s.left[task] == 0:
+                now[node] = DONE
+                a, t, v = agent[node], task[node], stage[node]
+                users[a] -= 1
+                count[USED] -= reserve[node]
+                if users[a] == 0:
+                    count[USED] -= prefix[a]
+                    count[IDLE] += prefix[a]
+                left[t] -= 1
+                stage_left[v] -= 1
+                if following[node] >= 0 and now[following[node]] == FUTURE:
+                    other = following[node]
+                    came += 1
+                    now[other] = WAITING
+                    arrival[other] = came
+                    a = agent[other]
+                    push(heap, size, a, rank_of(rule, other, came, cached, depth, task, left, stages), other)
+                    weight[a] += 1.0 / left[t]
+                if stage_left[v] == 0:
+                    for k in range(after_at[v], after_at[v + 1]):
+                        missing[after[k]] -= 1
+                        other = first[after[k]]
+                        if missing[after[k]] == 0 and other >= 0 and now[other] == FUTURE:
+                            came += 1
+                            now[other] = WAITING
+                            arrival[other] = came
+                            a = agent[other]
+                            push(
+                                heap,
+                                size,
+                                a,
+                                rank_of(rule, other, came, cached, depth, task, left, stages),
+                                other,
+                            )
+                            weight[a] += 1.0 / left[t]
+                if left[t] == 0:
                     unfinished -= 1
                     total += time
-                    tail += ((p.age[task] + time) / p.scale) ** _NORM
-        tokens, admitted = np.int64(0), 0
-        while s.batch[0] < p.max_running:
-            node = next_fit(rule, -1, 0, s.left, p, s)
-            if node < 0:
-                break
-            tokens += start(node, time, step, p, s, out)
-            admitted += 1
-        put_back(rule, s.arrival, s.left, p, s)
-        if admitted:
-            time += p.prefill_base + tokens * p.prefill_token
-        elif s.batch[0] == 0 and unfinished:
-            return NEVER
+                    tail += eighth_power((age[t] + time) / scale)
+        if unfinished == 0 or completions >= horizon:
+            break
     each = time / max(completions, 1)
-    for task in range(len(p.left)):
-        if s.left[task] > 0:
-            time += s.left[task] * each
+    for t in range(tasks):
+        if left[t] > 0:
+            time += left[t] * each
             total += time
-            tail += ((p.age[task] + time) / p.scale) ** _NORM
-    tasks = len(p.left)
-    return total / tasks + p.tail * p.scale * (tail / tasks) ** (1.0 / _NORM)
+            tail += eighth_power((age[t] + time) / scale)
+    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125
 
 
 @numba.njit(cache=True)
 def admit_by(rule, force, most, status, p, s, row):
     """Write into ``row`` what a rule admits now; return how many."""
-    enter(status, p, s)
-    queue_up(rule, status, p, p.left, s)
-    count = 0
-    while s.batch[0] < p.max_running and count < p.most_changes:
-        node = next_fit(rule, force, most, p.left, p, s)
+    agent, reserve, prefix, users, there, count = p.agent, p.reserve, p.prefix, s.users, s.there, s.count
+    enter(status, agent, reserve, prefix, p.resident, users, there, count)
+    queue_up(
+        rule, status, p.arrival, p.cached, p.depth, p.task, agent, p.left, p.stages, s.size, s.weight, s.heap
+    )
+    takes = 0
+    while count[BATCH] < p.max_running and takes < p.most_changes:
+        node = next_fit(
+            rule, force, most, p.budget, p.left, p.task, reserve, prefix, p.smallest, users, there,
+            s.size, s.weight, s.heap, s.aside, count,
+        )  # fmt: skip
         if node < 0:
             break
-        s.used[0] += need_of(node, p, s)
-        s.users[p.agent[node]] += 1
-        s.batch[0] += 1
-        row[count] = node
-        count += 1
-    return count
+        a = agent[node]
+        count[USED] += reserve[node] + (prefix[a] if users[a] == 0 else 0)
+        count[BATCH] += 1
+        users[a] += 1
+        row[takes] = node
+        takes += 1
+    return takes
 
 
 @numba.njit(cache=True)
@@ -414,8 +470,9 @@ def look_ahead(p, s, c, out, lost):
     c.alive[:n] = True
     for k in range(scenarios):
         best = NEVER
+        slack = 1.0 + p.race / np.sqrt(k + 1.0)
         for i in range(n):
-            if not c.alive[i]:
+            if not c.alive[i].any():
                 continue
             c.out[:] = out[k]
             status = c.status[i]
@@ -425,18 +482,24 @@ def look_ahead(p, s, c, out, lost):
                 if p.ghost[node]:
                     status[node] = WAITING
             for b in range(bases):
-                c.cost[i, b] += play(p.bases[b], status, c.taken[i], c.takes[i], p, s, c.out)
-                best = min(best, c.cost[i, b])
+                if c.alive[i, b]:
+                    limit = NEVER if i == c.reference[b] else best * slack - c.cost[i, b]
+                    c.cost[i, b] += play(p.bases[b], status, c.taken[i], c.takes[i], p, s, c.out, limit)
+                    best = min(best, c.cost[i, b])
+        # The base policy that is best by itself stays in the race: it is what others must beat.
+        lead = 0
+        for b in range(1, bases):
+            if c.cost[c.reference[b], b] < c.cost[c.reference[lead], lead]:
+                lead = b
         for i in range(n):
-            if c.alive[i] and c.cost[i].min() > best * (1.0 + p.race / np.sqrt(k + 1.0)):
-                c.alive[i] = i in c.reference
-    reference, reference_cost = c.reference[0], c.cost[c.reference[0], 0]
-    for b in range(1, bases):
-        i = c.reference[b]
-        if c.cost[i, b] < reference_cost:
-            reference, reference_cost = i, c.cost[i, b]
+            for b in range(bases):
+                stays = c.cost[i, b] <= best * slack or (i == c.reference[b] and b == lead)
+                c.alive[i, b] = c.alive[i, b] and stays
+                if not c.alive[i, b]:
+                    c.cost[i, b] = NEVER
+    reference, reference_cost = c.reference[lead], c.cost[c.reference[lead], lead]
     choice, cost = reference, reference_cost * (1.0 - p.margin)
     for i in range(n):
-        if c.alive[i] and c.cost[i].min() < cost:
+        if c.cost[i].min() < cost:
             choice, cost = i, c.cost[i].min()
     return choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from topas.event import Costs, Event, Outlook, Request, TaskState
-from topas.online.rollout import kernel
-from topas.residual import FloatArray, IntArray
+from topas.online.rollout import kernel, nodes
+from topas.residual import FloatArray, IntArray, Residual
+from topas.workflow import Dag
 
 Flags = npt.NDArray[np.bool_]
 
@@ -23,23 +24,26 @@ RULES = (kernel.PARROT,)
 """Rules that only propose."""
 CAPS = (1, 2)
 """``finish`` also proposes with at most so many prefixes in use."""
+_BASES, _RULES, _CAPS = (np.array(rules, dtype=np.int64) for rules in (BASES, RULES, CAPS))
 
 
 class Situation(NamedTuple):
     """N nodes (requests, active or expected) of T tasks with S stages and A agents.
 
-    By node: ``task``, ``stage``, ``agent``, ``inputs`` (tokens to prefill), ``reserve`` (d_r), ``depth``,
+    By node: ``task``, ``stage``, ``agent``, ``inputs`` (tokens to prefill), ``cached`` (context in
+    memory), ``reserve`` (d_r), ``depth``,
     ``following`` (the next request of its stage, -1: none), ``arrival`` (rank), ``status``, ``ghost`` (it
     comes from outside: the next round of a stage whose tool runs), ``mark`` (a random number). By stage:
     requests left, predecessors left, ``first`` expected request, successors ``after[after_at[k]:]``. By
     task: ``left`` requests, all ``stages``, ``age`` in seconds. By agent: ``prefix``, and the ``smallest``
-    reservation of its requests. Costs in seconds.
+    reservation of its requests; ``least`` is the smallest of all. Costs in seconds.
     """
 
     task: IntArray
     stage: IntArray
     agent: IntArray
     inputs: IntArray
+    cached: IntArray
     reserve: IntArray
     depth: IntArray
     following: IntArray
@@ -63,6 +67,7 @@ class Situation(NamedTuple):
     bases: IntArray
     rules: IntArray
     caps: IntArray
+    least: int
     running: bool
     budget: int
     max_running: int
@@ -85,24 +90,19 @@ class Scratch(NamedTuple):
     """Room for one rollout."""
 
     status: IntArray
+    arrival: IntArray
     left: IntArray
     stage_left: IntArray
     stage_missing: IntArray
     users: IntArray
     there: Flags
     ready: FloatArray
-    link: FloatArray
-    used: IntArray
-    idle: IntArray
-    batch: IntArray
-    running: IntArray
-    finish: IntArray
-    heap: IntArray
     size: IntArray
     weight: FloatArray
+    heap: IntArray
+    run: IntArray
     aside: IntArray
-    asides: IntArray
-    arrival: IntArray
+    count: IntArray
 
 
 class Candidates(NamedTuple):
@@ -135,169 +135,176 @@ class Case(NamedTuple):
 MARKS = np.random.default_rng(7).integers(1, 1 << 59, 1 << 15)
 """Numbers whose sums tell sets of requests apart."""
 
-_COLUMNS = 10
+
+class Structure(NamedTuple):
+    """A DAG as arrays: ``before[before_at[v]:]`` are the predecessors of stage v, ``after`` alike."""
+
+    depth: IntArray
+    before: IntArray
+    after: IntArray
+    indegree: IntArray
+    outdegree: IntArray
 
 
-class _Builder:
-    """Collects rows of nodes and stages, task by task."""
+@lru_cache(maxsize=1024)
+def structure_of(dag: Dag) -> Structure:
+    """Return a DAG as arrays."""
+    return Structure(
+        _ints(dag.depth),
+        _ints([b for before in dag.before for b in before]),
+        _ints([a for after in dag.after for a in after]),
+        _ints([len(before) for before in dag.before]),
+        _ints([len(after) for after in dag.after]),
+    )
+
+
+class _Agents:
+    """Agents by number; one that the event does not know has no prefix."""
 
     def __init__(self, event: Event) -> None:
-        self.event = event
-        self.names = sorted(event.agents)
-        self.index = {name: k for k, name in enumerate(self.names)}
-        self.prefix = [event.agents[name] for name in self.names]
-        everyone = sorted((*event.waiting, *event.running), key=lambda r: (r.arrival_s, r.id))
-        self.place = {request.id: k for k, request in enumerate(everyone)}
-        self.running = {request.id for request in event.running}
-        self.active: dict[tuple[str, str], list[Request]] = {}
-        for request in everyone:
-            self.active.setdefault((request.task, request.stage), []).append(request)
-        self.nodes: list[list[int]] = []
-        self.requests: list[Request | None] = []
-        self.outlooks: list[Outlook] = []
-        self.stage_left: list[int] = []
-        self.missing: list[int] = []
-        self.first: list[int] = []
-        self.after: list[int] = []
-        self.after_at = [0]
-        self.left: list[int] = []
-        self.stages: list[int] = []
+        names = sorted(event.agents)
+        self.index = {name: k for k, name in enumerate(names)}
+        self.prefix = [event.agents[name] for name in names]
 
-    def add_task(self, t: int, name: str, state: TaskState) -> None:
-        """Add what is left of a task."""
-        dag, base, start = state.dag, len(self.stage_left), len(self.nodes)
-        done = [residual.finished for residual in state.residuals]
-        for k in range(len(dag)):
-            before = len(self.nodes)
-            self.first.append(-1)
-            self.missing.append(0)
-            requests = self.active.get((name, dag.names[k]), [])
-            if requests or not done[k]:
-                self.missing[-1] = 0 if requests else sum(not done[b] for b in dag.before[k])
-                self._add_stage(t, base + k, k, state, requests, expected=not done[k])
-            self.stage_left.append(len(self.nodes) - before)
-            self.after.extend(base + b for b in dag.after[k])
-            self.after_at.append(len(self.after))
-        self.left.append(len(self.nodes) - start)
-        self.stages.append(max(len(dag), self.left[-1]))
-
-    def _add_stage(  # noqa: PLR0913  a stage's place, state and requests
-        self, t: int, stage: int, k: int, state: TaskState, requests: list[Request], *, expected: bool
-    ) -> None:
-        outlook = state.outlooks[k] if state.outlooks else _outlook(self.event, state, k, requests)
-        depth, start = state.dag.depth[k], len(self.nodes)
-        for request in requests:
-            runs = request.id in self.running
-            status = kernel.RUNNING if runs else kernel.WAITING
-            tokens = 0 if runs else request.input_tokens
-            owner = self.index[request.agent]
-            self._add(
-                [
-                    t,
-                    stage,
-                    owner,
-                    tokens,
-                    request.reserve_tokens,
-                    depth,
-                    -1,
-                    self.place[request.id],
-                    status,
-                    0,
-                ],
-                request,
-                outlook,
-            )
-        done = state.requests[k] if state.requests else 0
-        more = requests_left(outlook.counts, done) - len(requests) if expected else 0
-        owner = self._owner(outlook.agent)
-        reserve = outlook.input_tokens + outlook.max_new_tokens
-        for number in range(more if requests else max(more, 1)):
-            node = len(self.nodes)
-            ghost = number == 0 and not requests and self.missing[-1] == 0
-            if node > start:
-                self.nodes[-1][6] = node
-            else:
-                self.first[-1] = node
-            self._add(
-                [
-                    t,
-                    stage,
-                    owner,
-                    outlook.input_tokens,
-                    reserve,
-                    depth,
-                    -1,
-                    kernel.LATER - 1,
-                    kernel.FUTURE,
-                    ghost,
-                ],
-                None,
-                outlook,
-            )
-
-    def _add(self, row: list[int], request: Request | None, outlook: Outlook) -> None:
-        self.nodes.append(row)
-        self.requests.append(request)
-        self.outlooks.append(outlook)
-
-    def _owner(self, agent: str) -> int:
-        """Return an agent's index; one that the event does not know has no prefix."""
-        found = self.index.get(agent)
+    def number(self, name: str) -> int:
+        found = self.index.get(name)
         if found is None:
-            found = self.index[agent] = len(self.prefix)
+            found = self.index[name] = len(self.prefix)
             self.prefix.append(0)
         return found
 
 
+class _Outlooks:
+    """The outlooks of an event, each once."""
+
+    def __init__(self, agents: _Agents) -> None:
+        self.agents = agents
+        self.places: dict[int, int] = {}
+        self.found: list[Outlook] = []
+
+    def place(self, outlook: Outlook) -> int:
+        """Return the number of an outlook; equal ones that are not the same count as two."""
+        place = self.places.get(id(outlook))
+        if place is None:
+            place = self.places[id(outlook)] = len(self.found)
+            self.found.append(outlook)
+        return place
+
+    def table(self) -> IntArray:
+        """Return agent, input tokens, most output tokens and tokens reused by outlook."""
+        rows = [
+            (self.agents.number(o.agent), o.input_tokens, o.max_new_tokens, o.reused_tokens)
+            for o in self.found
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
 def case_of(event: Event) -> Case:
     """Return an event as a case for rollouts. O(requests and open stages)."""
-    build, settings = _Builder(event), event.params.lookahead
-    tasks = sorted(event.tasks, key=lambda name: (event.tasks[name].arrival_s, name))
-    for t, name in enumerate(tasks):
-        build.add_task(t, name, event.tasks[name])
-    table = np.array(build.nodes, dtype=np.int64).reshape(-1, _COLUMNS).T.copy()
-    status, agent = table[8], table[2]
-    agents = len(build.prefix)
-    resident, waits = np.zeros(agents, np.bool_), np.zeros(agents, np.bool_)
-    resident[[build.index[name] for name in event.resident]] = True
+    settings, running = event.params.lookahead, {request.id for request in event.running}
+    everyone = sorted((*event.waiting, *event.running), key=lambda r: (r.arrival_s, r.id))
+    names = sorted(event.tasks, key=lambda name: (event.tasks[name].arrival_s, name))
+    states = [event.tasks[name] for name in names]
+    structures = [structure_of(state.dag) for state in states]
+    sizes = [len(state.dag) for state in states]
+    starts = _ends(sizes)
+    base = dict(zip(names, starts.tolist(), strict=False))
+    agents = _Agents(event)
+    rows = [
+        (
+            base[r.task] + event.tasks[r.task].dag.index[r.stage],
+            agents.index[r.agent],
+            r.input_tokens,
+            max(r.cached_tokens - event.agents[r.agent], 0),
+            r.reserve_tokens,
+            r.id in running,
+            r.generated_tokens,
+            r.max_new_tokens,
+            _seed(r.id),
+            rank,
+        )
+        for rank, r in enumerate(everyone)
+    ]
+    requests = np.array(rows, dtype=np.int64).reshape(-1, 10)
+    place = requests[:, nodes.PLACE]
+    active = np.bincount(place, minlength=int(starts[-1]))
+    done = np.array([r.finished for state in states for r in state.residuals], dtype=np.bool_)
+    outlooks = _Outlooks(agents)
+    begun = np.array([n > 0 for x in states for n in x.requests or (0,) * len(x.dag)], dtype=np.bool_)
+    outlook, more = _expected(event, states, dict(zip(place.tolist(), everyone, strict=True)), outlooks)
+    more -= active
+    more[~done & (active == 0)] = np.maximum(more[~done & (active == 0)], 1)
+    before_at = _ends(np.concatenate([s.indegree for s in structures]))
+    after_at = _ends(np.concatenate([s.outdegree for s in structures]))
+    before = _joined([s.before for s in structures], starts)
+    missing = nodes.stages_of(done, before, before_at, active)
+    table, first, count = nodes.nodes_of(
+        np.repeat(np.arange(len(states)), sizes),
+        np.concatenate([s.depth for s in structures]),
+        missing,
+        np.maximum(more, 0),
+        begun,
+        outlook,
+        requests[np.argsort(place, kind="stable")],
+        outlooks.table(),
+    )
+    samples = [_array(o.outputs) for o in outlooks.found]
+    ahead = [samples[o] for o in np.unique(table[nodes.OUTLOOK])]
+    known = all(values[0] == values[-1] for values in ahead)
+    marks = np.resize(MARKS, table.shape[1])
+    out = nodes.outputs_left(
+        table,
+        requests,
+        outlooks.table(),
+        np.concatenate(samples),
+        _ends([len(values) for values in samples]),
+        marks,
+        1 if known else settings.scenarios,
+    )
+    at = table[nodes.REQUEST]
+    seen: list[Request | None] = [everyone[q] if q >= 0 else None for q in at.tolist()]
+    generated = np.where(at >= 0, requests[at, nodes.DONE], 0)
+    agent, status, many = table[nodes.AGENT], table[nodes.STATUS], len(agents.prefix)
+    left = np.bincount(table[nodes.TASK], minlength=len(states))
+    resident, waits = np.zeros(many, np.bool_), np.zeros(many, np.bool_)
+    resident[[agents.index[name] for name in event.resident]] = True
     waits[agent[status == kernel.WAITING]] = True
-    requests = build.requests
-    generated = np.array([0 if r is None else r.generated_tokens for r in requests], dtype=np.int64)
-    out, known = outputs_left(requests, build.outlooks, settings.scenarios)
     costs = event.params.costs or Costs(decode_base_s=token_s(event))
-    age = np.array([event.time_s - event.tasks[name].arrival_s for name in tasks])
+    age = event.time_s - np.array([state.arrival_s for state in states])
     situation = Situation(
-        task=table[0],
-        stage=table[1],
+        task=table[nodes.TASK],
+        stage=table[nodes.STAGE],
         agent=agent,
-        inputs=table[3],
-        reserve=table[4],
-        depth=table[5],
-        following=table[6],
-        arrival=table[7],
+        inputs=table[nodes.INPUTS],
+        cached=table[nodes.CACHED],
+        reserve=table[nodes.RESERVE],
+        depth=table[nodes.DEPTH],
+        following=table[nodes.FOLLOWING],
+        arrival=table[nodes.ARRIVAL],
         status=status,
-        ghost=table[9] > 0,
-        mark=np.resize(MARKS, len(requests)),
-        stage_left=_ints(build.stage_left),
-        stage_missing=_ints(build.missing),
-        first=_ints(build.first),
-        after=_ints(build.after),
-        after_at=_ints(build.after_at),
-        left=_ints(build.left),
-        stages=_ints(build.stages),
+        ghost=table[nodes.GHOST] > 0,
+        mark=marks,
+        stage_left=count,
+        stage_missing=missing,
+        first=first,
+        after=_joined([s.after for s in structures], starts),
+        after_at=after_at,
+        left=left,
+        stages=np.maximum(sizes, left),
         age=age,
-        prefix=_ints(build.prefix),
-        smallest=_smallest(agent, table[4], agents),
+        prefix=_ints(agents.prefix),
+        smallest=_smallest(agent, table[nodes.RESERVE], many),
         resident=resident,
         agent_waits=waits,
-        may_drop=_may_drop(requests, agent, status, generated, agents, settings.preempt),
-        bases=_ints(BASES),
-        rules=_ints(RULES),
-        caps=_ints(CAPS),
+        may_drop=_may_drop(requests, many, settings.preempt),
+        bases=_BASES,
+        rules=_RULES,
+        caps=_CAPS,
+        least=int(table[nodes.RESERVE].min()),
         running=bool(event.running),
         budget=event.budget_tokens,
-        max_running=event.params.max_running or len(requests),
-        most_changes=event.params.K or len(requests),
+        max_running=event.params.max_running or table.shape[1],
+        most_changes=event.params.K or table.shape[1],
         host=costs.host,
         prefill_base=costs.prefill_base_s,
         prefill_token=costs.prefill_s_per_token,
@@ -311,7 +318,31 @@ def case_of(event: Event) -> Case:
         margin=settings.margin if known else settings.margin_unknown,
         race=settings.race,
     )
-    return Case(situation, requests, out, generated * (not costs.keeps))
+    return Case(situation, seen, out, generated * (not costs.keeps))
+
+
+def _expected(
+    event: Event, states: Sequence[TaskState], requests: Mapping[int, Request], outlooks: _Outlooks
+) -> tuple[IntArray, IntArray]:
+    """Return each stage's outlook, and how many requests it is expected to have from now on."""
+    found: list[int] = []
+    more: list[int] = []
+    for state in states:
+        for k, residual in enumerate(state.residuals):
+            if state.outlooks:
+                outlook, done = state.outlooks[k], state.requests[k]
+            else:
+                outlook, done = _outlook(event, residual, requests.get(len(found))), 0
+            found.append(outlooks.place(outlook))
+            more.append(0 if residual.finished else requests_left(outlook.counts, done))
+    return _ints(found), _ints(more)
+
+
+def _outlook(event: Event, residual: Residual, request: Request | None) -> Outlook:
+    """Return what an event says about a stage that has no outlook: its service, as decode steps."""
+    service_s = residual.mean_ns / 1e9 if request is None else request.service_s
+    tokens = max(round(service_s / token_s(event)), 1)
+    return Outlook("" if request is None else request.agent, 0, tokens, (tokens,), (1,))
 
 
 def _smallest(agent: IntArray, reserve: IntArray, agents: int) -> IntArray:
@@ -321,21 +352,12 @@ def _smallest(agent: IntArray, reserve: IntArray, agents: int) -> IntArray:
     return least
 
 
-def _may_drop(  # noqa: PLR0913  columns of the case
-    requests: Sequence[Request | None],
-    agent: IntArray,
-    status: IntArray,
-    generated: IntArray,
-    agents: int,
-    share: float,
-) -> Flags:
+def _may_drop(requests: IntArray, agents: int, share: float) -> Flags:
     """Return the agents whose running requests have done so little that they may be preempted."""
-    work, longest = np.zeros(agents), np.zeros(agents)
-    for node in map(int, np.flatnonzero(status == kernel.RUNNING)):
-        request = requests[node]
-        work[agent[node]] += generated[node]
-        most = 0 if request is None else request.max_new_tokens
-        longest[agent[node]] = max(longest[agent[node]], most)
+    runs = requests[requests[:, nodes.RUNS] > 0]
+    work = np.bincount(runs[:, nodes.WHO], weights=runs[:, nodes.DONE], minlength=agents)
+    longest = np.zeros(agents, np.int64)
+    np.maximum.at(longest, runs[:, nodes.WHO], runs[:, nodes.ALLOWED])
     return (longest > 0) & (work <= share * longest) & (share > 0)
 
 
@@ -345,14 +367,6 @@ def token_s(event: Event) -> float:
     return params.decode_s_per_token if params.decode_s_per_token > 0 else 1.0
 
 
-def _outlook(event: Event, state: TaskState, k: int, requests: Sequence[Request]) -> Outlook:
-    """Return what an event says about a stage that has no outlook: its service, as decode steps."""
-    service_s = requests[0].service_s if requests else state.residuals[k].mean_ns / 1e9
-    tokens = max(round(service_s / token_s(event)), 1)
-    agent = requests[0].agent if requests else ""
-    return Outlook(agent, 0, tokens, (tokens,), (1,))
-
-
 @lru_cache(maxsize=4096)
 def requests_left(counts: tuple[int, ...], done: int) -> int:
     """Return how many requests of a stage are expected after ``done`` of them; at least one."""
@@ -360,38 +374,14 @@ def requests_left(counts: tuple[int, ...], done: int) -> int:
     return max(round(sum(more) / len(more)) - done, 1) if more else 1
 
 
-def outputs_left(
-    requests: Sequence[Request | None], outlooks: Sequence[Outlook], scenarios: int
-) -> tuple[IntArray, bool]:
-    """Return the output tokens still to come by scenario and node, and whether all lengths are known.
-
-    An unknown length is a quantile of the lengths seen above what the request has generated; scenarios are
-    strata of it, in an order of each request's own.
-    """
-    known = all(outlook.outputs[0] == outlook.outputs[-1] for outlook in outlooks)
-    count = 1 if known else scenarios
-    out = np.empty((count, len(requests)), dtype=np.int64)
-    for node, (request, outlook) in enumerate(zip(requests, outlooks, strict=True)):
-        most = outlook.max_new_tokens if request is None else request.max_new_tokens or outlook.max_new_tokens
-        so_far = 0 if request is None else request.generated_tokens
-        if outlook.outputs[0] == outlook.outputs[-1]:
-            out[:, node] = max(min(outlook.outputs[0], most) - so_far, 1)
-            continue
-        samples = _array(outlook.outputs)
-        skip = int(np.searchsorted(samples, so_far, side="right"))
-        if skip == len(samples):
-            out[:, node] = max((most - so_far) // 4, 1)
-            continue
-        seed = zlib.crc32((str(node) if request is None else request.id).encode())
-        places = ((np.arange(count) + (seed >> 16)) % count + (seed & 0xFFFF) / 65536) / count
-        drawn = samples[skip + (places * (len(samples) - skip)).astype(np.int64)]
-        out[:, node] = np.maximum(np.minimum(drawn, most) - so_far, 1)
-    return out, known
-
-
 @lru_cache(maxsize=4096)
 def _array(outputs: tuple[int, ...]) -> IntArray:
     return np.array(outputs, dtype=np.int64)
+
+
+@lru_cache(maxsize=65536)
+def _seed(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
@@ -400,24 +390,19 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
     most = bases + len(situation.rules) + len(situation.caps) + 2 + agents * (1 + bases)
     scratch = Scratch(
         status=_room(nodes),
+        arrival=_room(nodes),
         left=_room(len(situation.left)),
         stage_left=_room(len(situation.stage_left)),
         stage_missing=_room(len(situation.stage_left)),
         users=_room(agents),
         there=np.empty(agents, np.bool_),
         ready=np.empty(agents),
-        link=np.empty(1),
-        used=_room(1),
-        idle=_room(1),
-        batch=_room(1),
-        running=_room(nodes),
-        finish=_room(nodes),
-        heap=np.empty((agents, nodes + 1, 2), np.int64),
         size=_room(agents),
         weight=np.empty(agents),
+        heap=np.empty((agents, nodes + 1, 2), np.int64),
+        run=np.empty((nodes + 1, 2), np.int64),
         aside=_room(nodes),
-        asides=_room(1),
-        arrival=_room(nodes),
+        count=_room(4),
     )
     candidates = Candidates(
         size=_room(1),
@@ -426,7 +411,7 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
         takes=_room(most),
         key=_room(most),
         cost=np.empty((most, bases)),
-        alive=np.empty(most, np.bool_),
+        alive=np.empty((most, bases), np.bool_),
         reference=_room(bases),
         out=_room(nodes),
     )
@@ -439,3 +424,15 @@ def _room(size: int) -> IntArray:
 
 def _ints(values: Sequence[int]) -> IntArray:
     return np.array(values, dtype=np.int64)
+
+
+def _ends(sizes: Sequence[int] | IntArray) -> IntArray:
+    """Return where each part begins, and where the last one ends."""
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+def _joined(parts: Sequence[IntArray], starts: IntArray) -> IntArray:
+    """Return the parts as one, each moved by its own start."""
+    return np.concatenate(parts) + np.repeat(starts[:-1], [len(part) for part in parts])

@@ -1,6 +1,7 @@
 """The operator's file: parameters, agents and workflows of a server, in YAML or TOML.
 
 Nothing in it is needed: without a file the defaults hold, and agents and tasks are learnt from requests.
+The commands of the simulator read the same file for the same parameters (``--config``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +19,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from topas.errors import InputError
-from topas.event import Params
+from topas.event import Lookahead, Params
 from topas.files import read_file
+from topas.formats import LookaheadParams
 from topas.profile import profile_names
 from topas.schema import validate
 from topas.wire import MAX_NAME, MAX_ROUNDS, MAX_TOKENS
@@ -47,12 +50,27 @@ class _Section(BaseModel):
 
 
 class SearchParams(_Section):
-    """Parameters of the score and of the search; the age scale is learnt."""
+    """Parameters of score, search and lookahead; of the age scale, which is learnt, only the factor."""
 
     beta: Annotated[float, Field(ge=0, le=1e6)] = _DEFAULTS.beta
     rho: Annotated[float, Field(ge=0, le=1e6)] = _DEFAULTS.rho
     M: Annotated[int, Field(ge=0, le=16)] = _DEFAULTS.M
     K: Annotated[int, Field(ge=0, le=1_000_000)] = _DEFAULTS.K
+    age_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = _DEFAULTS.age_factor
+    lookahead: LookaheadParams = Field(default_factory=LookaheadParams)
+
+    @classmethod
+    def of(cls, params: Params) -> SearchParams:
+        """Return what a file can say of some parameters."""
+        values = {name: getattr(params, name) for name in cls.model_fields}
+        return cls(**{**values, "lookahead": LookaheadParams(**asdict(params.lookahead))})
+
+    def on(self, params: Params) -> Params:
+        """Return parameters with these in them; an age scale that is known already is scaled anew."""
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        given["lookahead"] = Lookahead(**self.lookahead.model_dump())
+        age_scale_s = params.age_scale_s * (self.age_factor / params.age_factor)
+        return replace(params, **given, age_scale_s=age_scale_s)
 
 
 class AgentConfig(_Section):

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topas")
 
 POLICIES = (
-    "topas", "topas-base", "topas-no-reuse", "topas-no-aging", "parrot-fcfs", "autellix-las", "spf",
+    "topas", "topas-paper", "topas-base", "topas-no-reuse", "topas-no-aging",
+    "parrot-fcfs", "autellix-las", "spf",
 )  # fmt: skip
-"""Policies of the registry that run in SGLang; it has ``fcfs`` and ``lpm`` itself."""
+"""Policies of the registry that run in SGLang; it has ``fcfs``, ``lpm`` and ``hrrn`` itself."""
+
+SIMULATED = ("kvflow", "downstream-gate", "topas-exact")
+"""Policies of the registry that do not: a cache of its own, a strawman, and one that takes too long."""
 
 _active: list[Scheduling] = []
 """The one scheduling of this process, if it is a scheduler under one of our policies."""
@@ -49,17 +53,23 @@ def register() -> None:
         if _asked_for(sys.argv):
             raise SystemExit(f"topas: {problem}")
         return
+    if refused := sorted(_chosen(sys.argv) & set(SIMULATED)):
+        raise SystemExit(f"topas: {refused[0]} runs in the simulator only")
     if _asked_for(sys.argv):
         _read_config_early()
     _offer_policies()
     _hook()
 
 
+def _chosen(argv: list[str]) -> set[str]:
+    """Return the scheduling policies that a command line names."""
+    chosen = {value for flag, value in pairwise(argv) if flag == "--schedule-policy"}
+    return chosen | {arg.partition("=")[2] for arg in argv if arg.startswith("--schedule-policy=")}
+
+
 def _asked_for(argv: list[str]) -> bool:
     """Return whether a command line chooses one of our policies."""
-    chosen = {value for flag, value in pairwise(argv) if flag == "--schedule-policy"}
-    chosen |= {arg.partition("=")[2] for arg in argv if arg.startswith("--schedule-policy=")}
-    return bool(chosen & set(POLICIES))
+    return bool(_chosen(argv) & set(POLICIES))
 
 
 def _read_config_early() -> None:
@@ -109,6 +119,8 @@ def _require_hooks() -> None:
 
 def _around_validation(original: Callable[..., Any], this: Any, policy: str, tree_cache: Any) -> Any:  # noqa: ANN401
     """Let SGLang's own policy object believe that it orders first come, first served."""
+    if policy in SIMULATED:  # from Python; a command line was refused before
+        raise UnsupportedError(f"topas: {policy} runs in the simulator only")
     if policy in POLICIES:
         _require_hooks()
         policy = "fcfs"

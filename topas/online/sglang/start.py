@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -38,7 +37,7 @@ def start(scheduler: Any, config_path: str | None, clock: Callable[[], float]) -
     config = load_config(config_path)
     policy = get_policy(scheduler.schedule_policy)
     engine = Engine(scheduler)
-    book = Book(config, _profile(config, engine), _params(config))
+    book = Book(config, _profile(config, engine), config.params.on(Params()))
     info = {"policy": policy.name, "version": version("topas"), "sglang": installed_version() or ""}
     metrics = metrics_for(scheduler, info)
     log = None if config.decision_log is None else DecisionWriter(config.decision_log)
@@ -66,8 +65,3 @@ def _profile(config: ServingConfig, engine: Engine) -> Profile:
             "host_cache": engine.has_host_tier,
         }
     )
-
-
-def _params(config: ServingConfig) -> Params:
-    """Return the parameters of score and search: the defaults, with what is configured."""
-    return replace(Params(), **config.params.model_dump(exclude_none=True))

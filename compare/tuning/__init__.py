@@ -1,0 +1,1 @@
+"""Parameters tuned in the simulator: search, held-out comparison, sweep of M and K, report."""

@@ -1,0 +1,120 @@
+"""The traces of commands that compare policies: workloads at operating points, with seeds, or trace files."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from topas.cli.pooled import joined, list_of, option, say
+from topas.errors import InputError
+
+if TYPE_CHECKING:
+    from compare.cell import Source
+    from topas.profile import Profile
+
+LOADS = (0.5, 0.75)
+SEEDS = (1, 2, 3)
+TASKS = 60
+LENGTHS: dict[str, type[int | float]] = {
+    "prefix_tokens": int,
+    "input_tokens": int,
+    "output_tokens": int,
+    "max_new_tokens": int,
+    "input_sigma": float,
+    "output_sigma": float,
+}
+
+
+def add_point_options(parser: argparse.ArgumentParser) -> None:
+    """Add rates or loads, tasks, seeds and the lengths of generated workloads."""
+    points = parser.add_mutually_exclusive_group()
+    points.add_argument("--rates", type=_rates, metavar="R,R", help="arrival rates, tasks a second")
+    points.add_argument(
+        "--loads",
+        type=_rates,
+        metavar="X,X",
+        help=f"arrival rates as shares of the one-prefix-at-a-time rate (default: {joined(LOADS)})",
+    )
+    parser.add_argument("--tasks", type=int, metavar="N", help=f"tasks a trace (default: {TASKS})")
+    parser.add_argument(
+        "--seeds", type=seed_list, metavar="S,S", help=f"seeds of the traces (default: {joined(SEEDS)})"
+    )
+    lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
+    for name, kind in LENGTHS.items():
+        lengths.add_argument(option(name), type=kind, metavar="N" if kind is int else "X")
+    lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
+
+
+def sources_named(
+    what: Sequence[str], args: argparse.Namespace, profile: Profile, seeds: tuple[int, ...] | None = None
+) -> list[Source]:
+    """Return the traces of workloads and files; all that can be wrong with them is found here.
+
+    Parameters
+    ----------
+    what : names of workloads, and paths of trace files.
+    seeds : seeds of generated traces instead of those of the options.
+
+    Raises
+    ------
+    InputError
+        naming what is wrong.
+    """
+    from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  the extra
+    from topas.sim import refuse_unservable  # noqa: PLC0415  as above
+    from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
+
+    if len({one if one in WORKLOADS else Path(one).resolve() for one in what}) < len(what):
+        raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
+    options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
+    at = args.rates or args.loads or LOADS
+    tasks = TASKS if args.tasks is None else args.tasks
+    points = Points(at, args.rates is None, seeds or args.seeds or SEEDS, tasks, options)
+    sources: list[Source] = []
+    as_it_is = []
+    for one in what:
+        if one in WORKLOADS:
+            found = sources_of(one, points, profile)
+        elif Path(one).is_file():
+            found = [TraceFile.of(one)]
+        else:
+            raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=one)
+        if one in FIXED or one not in WORKLOADS:
+            as_it_is.append(one)
+        refuse_unservable(trace_of(found[0]), profile)
+        sources += found
+    useless = [name for name in ("rates", "loads", "seeds", "tasks") if getattr(args, name) is not None]
+    useless += options.given()
+    if as_it_is and useless and not args.quiet:
+        say(f"{', '.join(map(option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
+    return sources
+
+
+def points_given(args: argparse.Namespace, *, drawn: bool) -> dict[str, object]:
+    """Return what a report's command line says of these options, with the defaults that results depend on.
+
+    ``drawn`` if any trace is generated; else they decide nothing and are not shown.
+    """
+    if not drawn:
+        return dict.fromkeys(("rates", "loads", "seeds", "tasks", "order", *LENGTHS))
+    loads = None if args.rates else args.loads or LOADS
+    tasks = TASKS if args.tasks is None else args.tasks
+    return {"loads": loads, "seeds": args.seeds or SEEDS, "tasks": tasks}
+
+
+def seed_list(text: str) -> tuple[int, ...]:
+    """Parse seeds with commas between."""
+    values = list_of(text, int)
+    if min(values) < 0:
+        raise argparse.ArgumentTypeError(f"expected no negative number, found {text!r}")
+    return values
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    values = list_of(text, float)
+    if not all(0 < value < math.inf for value in values):
+        raise argparse.ArgumentTypeError(f"expected positive numbers, found {text!r}")
+    return values
