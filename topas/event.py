@@ -32,18 +32,20 @@ class Lookahead:
 
     Requests of an agent that together have generated at most the share ``preempt`` of one longest output
     may be preempted. Unknown output lengths are sampled in ``scenarios``. A rollout ends after ``horizon``
-    completions; its cost is the mean completion time plus ``tail`` times the 8-norm of the ages at
-    completion. A candidate must be better than the best base rule by the share ``margin``, or by
-    ``margin_unknown`` where lengths are not known; one that is worse than the best by
+    completions; its cost is the mean completion time, plus ``tail`` times the 8-norm of the ages at
+    completion, plus, where lengths are not known, ``drain`` times the time until all present work is done,
+    for which later arrivals wait. A candidate must be better than the best base rule by the share
+    ``margin``, or by ``margin_unknown`` where lengths are not known; one that is worse than the best by
     ``race`` / sqrt(scenarios seen) is followed no further.
     """
 
     preempt: float = 0.5
-    scenarios: int = 4
+    scenarios: int = 8
     horizon: int = 100
     tail: float = 1.0
+    drain: float = 0.3
     margin: float = 0.01
-    margin_unknown: float = 0.03
+    margin_unknown: float = 0.01
     race: float = 0.05
 
 

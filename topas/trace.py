@@ -35,7 +35,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """One task: its workflow, arrival, and the rounds of every stage in the DAG's order."""
+    """One task: its workflow, arrival, and the rounds of every stage in the DAG's order.
+
+    A stage without rounds is passed over once it is ready; a file has none. The first stages have some.
+    """
 
     id: str
     workflow: Workflow

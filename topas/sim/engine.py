@@ -173,7 +173,15 @@ class Engine:
         live = self.tracker.task_arrived(spec.id, spec.workflow, spec.arrival_s)
         for stage, before in enumerate(spec.workflow.dag.before):
             if not before:
-                self._ready(live, stage, 0)
+                self._begin(live, stage)
+
+    def _begin(self, live: LiveTask, stage: int) -> None:
+        """Begin a stage whose predecessors are complete; one without rounds is passed over."""
+        if self.specs[live.id].rounds[stage]:
+            self._ready(live, stage, 0)
+            return
+        for other in self.tracker.stage_done(live, stage, record=False):
+            self._begin(live, other)
 
     def _ready(self, live: LiveTask, stage: int, index: int) -> None:
         """Queue a round's request, after its way to the engine and back, where that takes time."""
@@ -239,7 +247,7 @@ class Engine:
             self._ready(live, stage, job.round_index + 1)
             return
         for other in self.tracker.stage_done(live, stage):
-            self._ready(live, other, 0)
+            self._begin(live, other)
         self.changed = True
         if not live.left:
             self.results[live.id] = TaskResult(live.id, live.arrival_s, self.now_s)

@@ -234,7 +234,7 @@ def play(rule, status, taken, takes, p, s, out, limit):
     decode_base, decode_seq, decode_kv = p.decode_base, p.decode_seq, p.decode_kv
     now, arrival, left, stage_left, missing = s.status, s.arrival, s.left, s.stage_left, s.stage_missing
     users, there, ready, size, weight, heap = s.users, s.there, s.ready, s.size, s.weight, s.heap
-    run, aside, count = s.run, s.aside, s.count
+    run, aside, count = s.run, s.aside, s.counts
     enter(status, agent, reserve, prefix, p.resident, users, there, count)
     now[:] = status
     arrival[:] = p.arrival
@@ -372,13 +372,13 @@ def play(rule, status, taken, takes, p, s, out, limit):
             time += left[t] * each
             total += time
             tail += eighth_power((age[t] + time) / scale)
-    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125
+    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + p.drain * time
 
 
 @numba.njit(cache=True)
 def admit_by(rule, force, most, status, p, s, row):
     """Write into ``row`` what a rule admits now; return how many."""
-    agent, reserve, prefix, users, there, count = p.agent, p.reserve, p.prefix, s.users, s.there, s.count
+    agent, reserve, prefix, users, there, count = p.agent, p.reserve, p.prefix, s.users, s.there, s.counts
     enter(status, agent, reserve, prefix, p.resident, users, there, count)
     queue_up(
         rule, status, p.arrival, p.cached, p.depth, p.task, agent, p.left, p.stages, s.size, s.weight, s.heap

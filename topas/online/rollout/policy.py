@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,8 @@ def look_ahead(event: Event) -> Decision:
     """
     if not fits_as_it_is(event):
         return select(event)
+    if not may_change(event):
+        return decision_on(event, ())
     case = case_of(event)
     situation = case.situation
     scratch, candidates = room_for(situation)
@@ -41,6 +44,27 @@ def fits_as_it_is(event: Event) -> bool:
     tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
     most = event.params.max_running
     return tokens <= event.budget_tokens and (not most or len(event.running) <= most)
+
+
+def may_change(event: Event) -> bool:
+    """Return whether any waiting request fits, or requests may be preempted: else there is no choice."""
+    in_use = {request.agent for request in event.running}
+    free = event.budget_tokens - sum(event.agents[a] for a in in_use)
+    free -= sum(request.reserve_tokens for request in event.running)
+    most = event.params.max_running
+    if not event.running or (
+        (not most or len(event.running) < most)
+        and any(
+            r.reserve_tokens + (0 if r.agent in in_use else event.agents[r.agent]) <= free
+            for r in event.waiting
+        )
+    ):
+        return True
+    share, work, longest = event.params.lookahead.preempt, Counter[str](), Counter[str]()
+    for request in event.running:
+        work[request.agent] += request.generated_tokens
+        longest[request.agent] = max(longest[request.agent], request.max_new_tokens)
+    return any(longest[a] > 0 and work[a] <= share * longest[a] for a in in_use) and share > 0
 
 
 def _ids(requests: Sequence[Request | None], nodes: Sequence[int] | np.ndarray) -> list[str]:

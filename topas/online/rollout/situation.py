@@ -81,6 +81,7 @@ class Situation(NamedTuple):
     swap_s: float
     horizon: int
     tail: float
+    drain: float
     scale: float
     margin: float
     race: float
@@ -102,7 +103,7 @@ class Scratch(NamedTuple):
     heap: IntArray
     run: IntArray
     aside: IntArray
-    count: IntArray
+    counts: IntArray
 
 
 class Candidates(NamedTuple):
@@ -228,12 +229,10 @@ def case_of(event: Event) -> Case:
     requests = np.array(rows, dtype=np.int64).reshape(-1, 10)
     place = requests[:, nodes.PLACE]
     active = np.bincount(place, minlength=int(starts[-1]))
-    done = np.array([r.finished for state in states for r in state.residuals], dtype=np.bool_)
     outlooks = _Outlooks(agents)
-    begun = np.array([n > 0 for x in states for n in x.requests or (0,) * len(x.dag)], dtype=np.bool_)
-    outlook, more = _expected(event, states, dict(zip(place.tolist(), everyone, strict=True)), outlooks)
-    more -= active
-    more[~done & (active == 0)] = np.maximum(more[~done & (active == 0)], 1)
+    stages = _stages(event, states, dict(zip(place.tolist(), everyone, strict=True)), outlooks)
+    done, begun, outlook = stages[:, 0] > 0, stages[:, 1] > 0, stages[:, 2]
+    more = np.maximum(stages[:, 3] - active, (~done & (active == 0)).astype(np.int64))
     before_at = _ends(np.concatenate([s.indegree for s in structures]))
     after_at = _ends(np.concatenate([s.outdegree for s in structures]))
     before = _joined([s.before for s in structures], starts)
@@ -242,7 +241,7 @@ def case_of(event: Event) -> Case:
         np.repeat(np.arange(len(states)), sizes),
         np.concatenate([s.depth for s in structures]),
         missing,
-        np.maximum(more, 0),
+        more,
         begun,
         outlook,
         requests[np.argsort(place, kind="stable")],
@@ -314,6 +313,7 @@ def case_of(event: Event) -> Case:
         swap_s=event.params.swap_s_per_token,
         horizon=settings.horizon,
         tail=settings.tail,
+        drain=0.0 if known else settings.drain,
         scale=max(float(age.mean()), 1.0),
         margin=settings.margin if known else settings.margin_unknown,
         race=settings.race,
@@ -321,21 +321,31 @@ def case_of(event: Event) -> Case:
     return Case(situation, seen, out, generated * (not costs.keeps))
 
 
-def _expected(
+def _stages(
     event: Event, states: Sequence[TaskState], requests: Mapping[int, Request], outlooks: _Outlooks
-) -> tuple[IntArray, IntArray]:
-    """Return each stage's outlook, and how many requests it is expected to have from now on."""
-    found: list[int] = []
-    more: list[int] = []
+) -> IntArray:
+    """Return of each stage: whether it is done, requests done, its outlook, requests expected from now on.
+
+    The outlook of a stage that is done means nothing, unless it still has requests.
+    """
+    rows: list[tuple[bool, int, int, int]] = []
+    known: dict[tuple[int, int], int] = {}
     for state in states:
         for k, residual in enumerate(state.residuals):
+            finished = residual.finished
+            if finished and len(rows) not in requests:
+                rows.append((True, 0, 0, 0))
+                continue
             if state.outlooks:
                 outlook, done = state.outlooks[k], state.requests[k]
             else:
-                outlook, done = _outlook(event, residual, requests.get(len(found))), 0
-            found.append(outlooks.place(outlook))
-            more.append(0 if residual.finished else requests_left(outlook.counts, done))
-    return _ints(found), _ints(more)
+                outlook, done = _outlook(event, residual, requests.get(len(rows))), 0
+            place = outlooks.place(outlook)
+            more = 0 if finished else known.get((place, done))
+            if more is None:
+                more = known[place, done] = requests_left(outlook.counts, done)
+            rows.append((finished, done, place, more))
+    return _ints(rows)
 
 
 def _outlook(event: Event, residual: Residual, request: Request | None) -> Outlook:
@@ -402,7 +412,7 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
         heap=np.empty((agents, nodes + 1, 2), np.int64),
         run=np.empty((nodes + 1, 2), np.int64),
         aside=_room(nodes),
-        count=_room(4),
+        counts=_room(4),
     )
     candidates = Candidates(
         size=_room(1),
@@ -422,7 +432,7 @@ def _room(size: int) -> IntArray:
     return np.empty(size, dtype=np.int64)
 
 
-def _ints(values: Sequence[int]) -> IntArray:
+def _ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> IntArray:
     return np.array(values, dtype=np.int64)
 
 

@@ -1,0 +1,219 @@
+"""The plan of the evaluation as a data model: workloads, seeds, targets, guard, variants and cases."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from compare.evaluation.robustness import CASES
+from topas.errors import InputError
+from topas.files import read_file
+from topas.formats import LookaheadParams
+from topas.policies import baseline_names, policy_names
+from topas.schema import validate
+from traces.workloads import WORKLOADS
+
+PLAN = Path(__file__).parent.parent / "evaluation.toml"
+"""The plan that was fixed before tuning."""
+
+
+def _known(what: str, names: list[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in names:
+            raise PydanticCustomError(
+                "unknown", "Expected one of {names}", {"what": what, "names": ", ".join(names)}
+            )
+        return name
+
+    return AfterValidator(check)
+
+
+def _once(values: list[object]) -> list[object]:
+    if len(set(map(str, values))) < len(values):
+        raise PydanticCustomError("twice", "Expected each value once")
+    return values
+
+
+Workload = Annotated[str, _known("workload", sorted(WORKLOADS))]
+Policy = Annotated[str, _known("policy", policy_names(on_request=True))]
+Baseline = Annotated[str, _known("baseline", baseline_names())]
+CaseName = Annotated[str, _known("case", list(CASES))]
+Sigma = Annotated[float, Field(ge=0, le=2)]
+Load = Annotated[float, Field(gt=0, le=100)]
+Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
+Seed = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Loads = Annotated[list[Load], Field(min_length=1), AfterValidator(_once)]
+Sigmas = Annotated[list[Sigma], Field(min_length=1), AfterValidator(_once)]
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_once)]
+Workloads = Annotated[list[Workload], Field(min_length=1), AfterValidator(_once)]
+
+
+class _Section(BaseModel):
+    """A strict part of the file: no conversions, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class SeedSets(_Section):
+    """Seeds that were seen while developing and tuning, and those kept for the results."""
+
+    development: Seeds
+    held_out: Seeds
+
+    @model_validator(mode="after")
+    def _apart(self) -> SeedSets:
+        if set(self.development) & set(self.held_out):
+            raise PydanticCustomError("seen", "Expected held-out seeds that development never drew")
+        return self
+
+
+class WorkloadRow(_Section):
+    """A workload of the grid; without sigmas it draws the outputs that are its own."""
+
+    name: Workload
+    output_sigma: Sigmas | None = None
+
+    @property
+    def sigmas(self) -> list[float | None]:
+        """Return the sigmas to run; None for outputs of its own."""
+        return [None] if self.output_sigma is None else [*self.output_sigma]
+
+
+class Main(_Section):
+    """The grid: every workload and sigma at every prefix length and load."""
+
+    prefix_tokens: Annotated[list[Tokens], Field(min_length=1), AfterValidator(_once)]
+    workloads: Annotated[list[WorkloadRow], Field(min_length=1)]
+
+
+class Target(_Section):
+    """Changes that are aimed at, in percent, averaged over the loads; without sigma: outputs of its own."""
+
+    workload: Workload
+    prefix_tokens: Tokens
+    output_sigma: Sigma | None = None
+    mean: float
+    p99: float
+
+
+class Guard(_Section):
+    """By how many percent mean and p99 JCT may exceed the best baseline's, in any cell."""
+
+    mean: Annotated[float, Field(ge=0)]
+    p99: Annotated[float, Field(ge=0)]
+
+
+class Sessions(_Section):
+    """The engine that recorded sessions are played on."""
+
+    profile: str
+
+
+class Variant(_Section):
+    """A policy under a name, with some of the lookahead's parameters changed."""
+
+    name: Annotated[str, Field(min_length=1)]
+    policy: Policy = "topas"
+    lookahead: LookaheadParams = Field(default_factory=LookaheadParams)
+
+
+class Ablation(_Section):
+    """Variants beside the whole policy, which is the first."""
+
+    workloads: Workloads
+    prefix_tokens: Tokens
+    output_sigma: Sigmas
+    loads: Loads
+    variants: Annotated[list[Variant], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Ablation:
+        _once([variant.name for variant in self.variants])
+        return self
+
+
+class Robustness(_Section):
+    """Cases, each on these workloads and loads unless it brings its own."""
+
+    workloads: Workloads
+    prefix_tokens: Tokens
+    output_sigma: Sigma
+    loads: Loads
+    seeds: Seeds
+    cases: Annotated[list[CaseName], Field(min_length=1), AfterValidator(_once)]
+
+
+class BoundPart(_Section):
+    """Traces that are put beside their lower bounds and the best schedules known."""
+
+    workloads: Workloads
+    prefix_tokens: Tokens
+    output_sigma: Sigma
+    loads: Loads
+    seed: Seed
+    tasks: Count
+
+
+class Plan(_Section):
+    """The whole file; ``policies`` are compared with ``baselines``, the first has targets and guard."""
+
+    format: Literal["topas-evaluation/1"]
+    profile: str
+    host_cache: bool
+    loads: Loads
+    tasks: Count
+    baselines: Annotated[list[Baseline], Field(min_length=1), AfterValidator(_once)]
+    policies: Annotated[list[Policy], Field(min_length=1), AfterValidator(_once)]
+    seeds: SeedSets
+    main: Main
+    targets: list[Target]
+    guard: Guard
+    sessions: Sessions
+    ablation: Ablation
+    robustness: Robustness
+    bound: BoundPart
+
+    @model_validator(mode="after")
+    def _targets_are_run(self) -> Plan:
+        run = {
+            (row.name, prefix, sigma)
+            for row in self.main.workloads
+            for prefix in self.main.prefix_tokens
+            for sigma in row.sigmas
+        }
+        for target in self.targets:
+            if (target.workload, target.prefix_tokens, target.output_sigma) not in run:
+                raise PydanticCustomError(
+                    "not_run",
+                    "Expected targets of what part main runs, not of {name}",
+                    {"name": target.workload},
+                )
+        return self
+
+
+def load_plan(path: Path = PLAN) -> Plan:
+    """Read a plan.
+
+    Raises
+    ------
+    InputError
+        if the file cannot be read, is no TOML, or a field of it is wrong.
+    """
+    source = str(path)
+    try:
+        value = tomllib.loads(read_file(path).decode())
+    except UnicodeDecodeError:
+        raise InputError("expected UTF-8 text", source=source) from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
+        message, line = found.groups() if found else (str(error), None)
+        raise InputError(
+            f"expected TOML: {message}", source=source, line=int(line) if line else None
+        ) from None
+    return validate(Plan, value, source=source)
