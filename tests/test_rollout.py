@@ -72,7 +72,8 @@ def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks:
     scratch, candidates = room_for(case.situation)
     row = candidates.taken[0]
     count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
-    cost = kernel.play(RULES[policy], case.situation.status, row, count, case.situation, scratch, case.out[0], kernel.NEVER)
+    status, out = case.situation.status, case.out[0]
+    cost = kernel.play(RULES[policy], status, row, count, case.situation, scratch, out, kernel.NEVER)
     left = np.mean([task.completion_s for task in result.tasks]) - event.time_s
     assert cost == pytest.approx(left, rel=0.03)
 
