@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from support_events import events, many
-from support_sim import make_profile
+from support_sim import Stage, ask, make_profile, make_trace
 
 from topas.event import Event, Lookahead
 from topas.feasible import violations
 from topas.formats import event_json, event_of
 from topas.online.rollout import kernel
-from topas.online.rollout.policy import look_ahead
+from topas.online.rollout.policy import look_ahead, may_change
 from topas.online.rollout.situation import case_of, requests_left, room_for
 from topas.online.search import select
 from topas.policies import get_policy
@@ -144,3 +144,82 @@ def test_scenarios_are_strata_of_the_lengths_above_what_was_generated() -> None:
         longer = [x for x in seen[request.stage] if x > request.generated_tokens]
         if longer:
             assert set(totals) <= {min(x, request.max_new_tokens) for x in longer}
+
+
+@pytest.mark.parametrize("workload", ["chain-3", "dag-4", "metagpt-tl"])
+def test_where_nothing_may_change_looking_ahead_would_change_nothing(workload: str) -> None:
+    skipped = 0
+    for event in recorded_events(workload, 0.08, 20, 0.5, "topas-base"):
+        if may_change(event):
+            continue
+        case = case_of(event)
+        scratch, candidates = room_for(case.situation)
+        choice = kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
+        assert candidates.size[0] == 1
+        assert candidates.takes[choice] == 0
+        assert (candidates.status[choice] == case.situation.status).all()
+        assert look_ahead(event).admit == look_ahead(event).preempt == ()
+        skipped += 1
+    assert skipped > 0
+
+
+def test_a_rollout_is_given_up_only_when_it_costs_more_than_the_limit() -> None:
+    given_up = 0
+    for event in recorded_events("dag-4", 0.08, 12, 0.5)[::5]:
+        case = case_of(event)
+        scratch, candidates = room_for(case.situation)
+        kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
+        status, row, takes = case.situation.status, candidates.taken[0], candidates.takes[0]
+
+        def cost(limit: float, args: tuple[object, ...] = (status, row, takes)) -> float:
+            return float(kernel.play(kernel.SPF, *args, case.situation, scratch, case.out[0], limit))  # noqa: B023
+
+        whole = cost(kernel.NEVER)
+        assert cost(whole * 1.01) == whole
+        for share in (0.9, 0.5, 0.1):
+            found = cost(whole * share)
+            assert found in {whole, kernel.NEVER}
+            given_up += found == kernel.NEVER
+    assert given_up > 0
+
+
+def test_context_in_memory_is_not_computed_again() -> None:
+    events_ = recorded_events("metagpt-tl", 0.05, 12)
+    seen = 0
+    for event in events_:
+        case = case_of(event)
+        for node, request in enumerate(case.requests):
+            if request is None or request.id in {r.id for r in event.running}:
+                continue
+            context = max(request.cached_tokens - event.agents[request.agent], 0)
+            assert case.situation.inputs[node] + case.situation.cached[node] == request.input_tokens
+            assert case.situation.cached[node] == min(context, request.input_tokens)
+            seen += context > 0
+    assert seen > 0
+
+
+def test_the_drain_counts_only_where_lengths_are_unknown() -> None:
+    for sigma, known in ((0.0, True), (0.5, False)):
+        event = recorded_events("chain-3", 0.05, 30, sigma)[-1]
+        assert (case_of(event).situation.drain == 0) is known
+        assert (len(case_of(event).out) == 1) is known
+
+
+def test_a_stage_that_waits_for_a_tool_is_expected_to_go_on() -> None:
+    """A round whose tool runs is no request yet; the rollout lets it come at once rather than never."""
+    stages = {
+        "a": Stage("A", (ask(10, 5, tool_s=3.0), ask(10, 5))),
+        "b": Stage("B", (ask(10, 200),)),
+        "c": Stage("C", (ask(10, 5),), ("a", "b")),
+    }
+    trace = make_trace(dict.fromkeys("ABC", 30), *[(1.0 * k, stages) for k in range(6)])
+    found: list[Event] = []
+    simulate(trace, "topas", make_profile(), record=lambda event, _: found.append(event))
+    ghosts = 0
+    for event in found:
+        situation = case_of(event).situation
+        for node in np.flatnonzero(situation.ghost):
+            assert situation.status[node] == kernel.FUTURE
+            assert situation.stage_missing[situation.stage[node]] == 0
+            ghosts += 1
+    assert ghosts > 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topas")
 
 POLICIES = (
-    "topas", "topas-paper", "topas-base", "topas-no-reuse", "topas-no-aging",
+    "topas", "topas-paper", "topas-score", "topas-base", "topas-no-reuse", "topas-no-aging",
     "parrot-fcfs", "autellix-las", "spf",
 )  # fmt: skip
 """Policies of the registry that run in SGLang; it has ``fcfs``, ``lpm`` and ``hrrn`` itself."""

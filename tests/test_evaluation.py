@@ -1,0 +1,539 @@
+"""The evaluation (compare.evaluation): plan, statistics, guard, targets, cases, and a small run of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from compare.evaluation import changes as statistics
+from compare.evaluation import parts, robustness
+from compare.evaluation.command import main
+from compare.evaluation.draw import Draw, Setting
+from compare.evaluation.plan import PLAN, Guard, Plan, Target, load_plan
+from compare.evaluation.run import Run, seen_through
+from compare.stats import Interval
+from topas.decision import Decision, Terms
+from topas.errors import InputError
+from topas.event import Event, Params
+from topas.policies import BASELINES, get_policy
+from topas.policies.policy import JointPolicy
+from topas.profile import load_profile
+from topas.sim import simulate
+from topas.trace import Trace
+from traces import transforms
+from traces.format import write_trace
+from traces.load import one_prefix_rate_per_s
+from traces.workloads import WorkloadOptions, generate
+
+STUDY = load_profile("study")
+NO_CHANGE = Interval(0.0, None, None)
+
+
+def trace_of(workload: str = "dag-4", tasks: int = 8, seed: int = 3, rate: float = 0.1) -> Trace:
+    options = WorkloadOptions(output_sigma=None if workload.startswith("metagpt") else 0.5)
+    return generate(workload, rate_per_s=rate, tasks=tasks, seed=seed, options=options)
+
+
+def setting(load: float = 0.5, workload: str = "chain-3", sigma: float | None = 0.0) -> Setting:
+    return Setting(workload, 12000, sigma, load)
+
+
+def outcome(
+    values: Mapping[str, list[float]], place: Setting, p99: float = 2.0
+) -> dict[Run, dict[str, float]]:
+    """Results by hand: mean JCT of each policy seed by seed; p99 is so many times as long."""
+    return {
+        Run(Draw(place, seed, 5, STUDY), policy, policy): {"mean_jct_s": value, "p99_jct_s": p99 * value}
+        for policy, own in values.items()
+        for seed, value in enumerate(own, start=101)
+    }
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_complete_and_its_grid_has_the_size_that_it_says() -> None:
+    plan = load_plan()
+    assert tuple(plan.baselines) == BASELINES
+    assert plan.policies == ["topas", "topas-paper"]
+    assert plan.seeds.development == [1, 2, 3, 11, 12]
+    assert plan.seeds.held_out == [101, 102, 103, 104, 105]
+    runs = parts.main_runs(plan)
+    by_workload = Counter(run.draw.setting.workload for run in runs)
+    each = 3 * 4 * 5 * 9  # prefixes, loads, seeds, policies
+    assert by_workload == {
+        **dict.fromkeys(("chain-3", "dag-4", "dag-10-wide"), 2 * each),
+        **dict.fromkeys(("metagpt-sop", "metagpt-tl"), each),
+    }
+    assert len(set(runs)) == len(runs)
+    assert {run.draw.profile.host_cache for run in runs} == {True}
+    assert {run.draw.tasks for run in runs} == {100}
+
+
+def test_no_part_draws_a_seed_of_the_development() -> None:
+    plan = load_plan()
+    runs = [*parts.main_runs(plan), *parts.ablation_runs(plan), *parts.robustness_runs(plan)]
+    drawn = {run.draw.seed for run in runs} | {plan.bound.seed}
+    assert drawn <= set(plan.seeds.held_out)
+    assert drawn.isdisjoint(plan.seeds.development)
+
+
+def test_each_target_is_of_something_that_is_run_and_none_is_doubled() -> None:
+    plan = load_plan()
+    places = [(one.workload, one.prefix_tokens, one.output_sigma) for one in plan.targets]
+    run = {
+        (one.draw.setting.workload, one.draw.setting.prefix_tokens, one.draw.setting.output_sigma)
+        for one in parts.main_runs(plan)
+    }
+    assert len(set(places)) == len(places) == 8
+    assert set(places) <= run
+    assert all(one.mean < 0 and one.p99 < 0 for one in plan.targets)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("held_out = [101", "held_out = [3", "seeds"),
+        ('name = "dag-4"', 'name = "dag-5"', "workloads"),
+        ("lookahead = { preempt = 0.0 }", "lookahead = { preemt = 0.0 }", "preemt"),
+        ('"deaths"', '"death"', "cases"),
+        ("tasks = 100", "tasks = 0", "tasks"),
+        ("tasks = 100", "tasks = ", ".toml:11: expected TOML"),
+        (
+            "prefix_tokens = 12000\noutput_sigma = 0.0\nmean",
+            "prefix_tokens = 9000\noutput_sigma = 0.0\nmean",
+            "targets",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_one_line(tmp_path: Path, old: str, new: str, field: str) -> None:
+    text = PLAN.read_text()
+    assert old in text
+    path = tmp_path / "plan.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        load_plan(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    assert field in message
+
+
+def test_variants_change_only_the_lookahead_that_they_name() -> None:
+    plan = load_plan()
+    found = {run.label: run for run in parts.ablation_runs(plan)}
+    assert found["topas"].params == Params()
+    calm = found["no preemption"]
+    assert calm.policy == "topas"
+    assert calm.params == replace(Params(), lookahead=replace(Params().lookahead, preempt=0.0))
+    assert found["topas-score"].policy == "topas-score"
+    assert len({run.content()["draw"]["output_sigma"] for run in parts.ablation_runs(plan)}) == 3
+
+
+# --- statistics -------------------------------------------------------------------------------------------
+
+
+def test_the_best_baseline_is_that_of_the_least_mean_and_the_change_is_the_ratio_of_means() -> None:
+    results = outcome({"fcfs": [10.0, 30.0], "lpm": [20.0, 18.0], "topas": [8.0, 20.0]}, setting())
+    mean, p99 = statistics.changes(results, ["fcfs", "lpm"])
+    assert (mean.best, mean.metric, p99.metric) == ("lpm", "mean_jct_s", "p99_jct_s")
+    assert mean.ratio == pytest.approx(28 / 38 - 1)
+    assert mean.by_seed == pytest.approx({101: -12 / 19, 102: 2 / 19})
+    # Student's t of two differences: the quantile with one degree of freedom is tan(0.475 pi)
+    half = math.tan(0.475 * math.pi) * (14 / 19) / 2
+    assert mean.paired.mean == pytest.approx(mean.ratio)
+    assert (mean.paired.low, mean.paired.high) == pytest.approx((mean.ratio - half, mean.ratio + half))
+
+
+def test_each_metric_has_its_own_best_baseline() -> None:
+    results = outcome({"fcfs": [10.0], "topas": [9.0]}, setting())
+    results |= outcome({"lpm": [11.0]}, setting(), p99=1.5)
+    mean, p99 = statistics.changes(results, ["fcfs", "lpm"])
+    assert (mean.best, p99.best) == ("fcfs", "lpm")
+    assert p99.ratio == pytest.approx(18 / 16.5 - 1)
+
+
+def test_a_policy_that_misses_a_seed_is_left_out() -> None:
+    results = outcome({"fcfs": [10.0, 30.0], "lpm": [1.0], "topas": [8.0, 20.0]}, setting())
+    assert {one.best for one in statistics.changes(results, ["fcfs", "lpm"])} == {"fcfs"}
+    results = outcome({"fcfs": [10.0, 30.0], "topas": [8.0]}, setting())
+    assert statistics.changes(results, ["fcfs"]) == ()
+
+
+def test_the_average_over_the_loads_gives_each_load_one_voice() -> None:
+    light = outcome({"fcfs": [10.0, 10.0], "topas": [9.0, 8.0]}, setting(0.5))
+    heavy = outcome({"fcfs": [1000.0, 1000.0], "topas": [500.0, 500.0]}, setting(1.0))
+    found = statistics.averages(statistics.changes(light | heavy, ["fcfs"]))
+    mean = next(one for one in found if one.metric == "mean_jct_s")
+    assert mean.loads == (0.5, 1.0)
+    assert mean.change.mean == pytest.approx((-0.15 - 0.5) / 2)
+    low, high = mean.change.low, mean.change.high
+    assert low is not None
+    assert high is not None
+    assert fmean([low, high]) == pytest.approx(mean.change.mean)
+
+
+def test_targets_say_by_how_much_they_are_missed_and_need_every_load() -> None:
+    light = outcome({"fcfs": [10.0], "topas": [6.0]}, setting(0.5))
+    heavy = outcome({"fcfs": [10.0], "topas": [7.0]}, setting(1.0))
+    target = Target(workload="chain-3", prefix_tokens=12000, output_sigma=0.0, mean=-34.0, p99=-40.0)
+    other = target.model_copy(update={"output_sigma": 0.5})
+    found = statistics.averages(statistics.changes(light | heavy, ["fcfs"]))
+    mean, p99, *missing = statistics.against_targets(found, [target, other], [0.5, 1.0], "topas")
+    assert (mean.met, p99.met) == (True, False)
+    assert (mean.missed_by, p99.missed_by) == pytest.approx((-1.0, 5.0))
+    assert [(one.found, one.met) for one in missing] == [(None, False)] * 2
+    half = statistics.averages(statistics.changes(light, ["fcfs"]))
+    assert {one.found for one in statistics.against_targets(half, [target], [0.5, 1.0], "topas")} == {None}
+
+
+def test_the_guard_names_what_exceeds_it_the_worst_first_and_whether_that_is_chance() -> None:
+    guard = Guard(mean=1.0, p99=3.0)
+    kept = outcome({"fcfs": [100.0, 100.0], "topas": [100.8, 101.1]}, setting(0.25))
+    surely = outcome({"fcfs": [100.0, 102.0], "topas": [102.0, 104.0]}, setting(0.5))
+    chance = outcome({"fcfs": [100.0, 100.0], "topas": [90.0, 120.0]}, setting(1.0))
+    found = statistics.changes(kept | surely | chance, ["fcfs"])
+    broken = statistics.breaches(found, guard, "topas")
+    assert [(one.setting.load, one.metric) for one in broken] == [
+        (1.0, "mean_jct_s"),
+        (1.0, "p99_jct_s"),
+        (0.5, "mean_jct_s"),
+    ]
+    assert [statistics.excludes_zero(one.paired) for one in broken] == [False, False, True]
+    assert statistics.breaches(found, guard, "topas-paper") == ()
+    assert statistics.excludes_zero(NO_CHANGE) is None
+
+
+# --- transforms -------------------------------------------------------------------------------------------
+
+
+def test_retimed_gives_the_trace_that_the_generator_makes_at_that_rate() -> None:
+    found = transforms.retimed(trace_of(rate=1.0), 0.1, 3).tasks
+    assert [(t.arrival_s, t.rounds) for t in found] == [
+        (t.arrival_s, t.rounds) for t in trace_of(rate=0.1).tasks
+    ]
+
+
+def test_bursts_keep_rate_and_tasks_and_arrive_together() -> None:
+    trace = trace_of("chain-3", tasks=2000)
+    found = transforms.in_bursts(trace, 0.5, 1, 10)
+    arrivals = [task.arrival_s for task in found.tasks]
+    assert [task.rounds for task in found.tasks] == [task.rounds for task in trace.tasks]
+    assert set(Counter(arrivals).values()) == {10}
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(2000 / 0.5, rel=0.25)
+    with pytest.raises(InputError):
+        transforms.in_bursts(trace, 0.5, 1, 0)
+    with pytest.raises(InputError, match="2000 arrivals, found 1"):
+        transforms.with_arrivals(trace, [1.0])
+
+
+@pytest.mark.parametrize("workload", ["dag-4", "metagpt-tl"])
+def test_wrong_profiles_change_what_is_believed_and_nothing_that_happens(workload: str) -> None:
+    trace = trace_of(workload)
+    for changed in (
+        transforms.scaled_profiles(trace, 4.0),
+        transforms.noisy_profiles(trace, 1.0, 1),
+        transforms.without_profiles(trace),
+    ):
+        before, after = trace.tasks[0].workflow, changed.tasks[0].workflow
+        assert after.profiles != before.profiles
+        assert changed.workflows[before.name] is after
+        assert [(t.rounds, t.arrival_s) for t in changed.tasks] == [
+            (t.rounds, t.arrival_s) for t in trace.tasks
+        ]
+        told, known = (simulate(one, "spf", STUDY).metrics["mean_jct_s"] for one in (changed, trace))
+        assert told == known
+    scaled = transforms.scaled_profiles(trace, 0.25).tasks[0].workflow.profiles
+    for small, profile in zip(scaled, trace.tasks[0].workflow.profiles, strict=True):
+        assert small is not None
+        assert profile is not None
+        assert small.max_new_tokens == round(profile.max_new_tokens / 4)
+        assert small.rounds == profile.rounds
+
+
+def test_noise_has_mean_1_and_differs_between_stages_and_seeds() -> None:
+    trace = trace_of("dag-10-wide", tasks=1)
+    drawn = [
+        profile.max_new_tokens / 1000
+        for seed in range(200)
+        for profile in transforms.noisy_profiles(trace, 1.0, seed).tasks[0].workflow.profiles
+        if profile is not None
+    ]
+    assert fmean(drawn) == pytest.approx(1.0, abs=0.15)
+    assert len(set(drawn[:10])) > 5
+    assert drawn[:10] != drawn[10:20]
+
+
+def test_tasks_die_with_their_first_stages_done_and_their_workflow_whole() -> None:
+    trace = trace_of("dag-10-wide", tasks=60)
+    found = transforms.dying(trace, 0.5, 1)
+    cut = 0
+    for before, after in zip(trace.tasks, found.tasks, strict=True):
+        kept = [k for k, rounds in enumerate(after.rounds) if rounds]
+        assert kept == list(range(len(kept)))
+        assert kept
+        assert after.rounds[: len(kept)] == before.rounds[: len(kept)]
+        assert after.workflow is before.workflow
+        cut += len(kept) < 10
+    assert 15 < cut < 45
+    assert all(
+        before.rounds == after.rounds
+        for before, after in zip(trace.tasks, transforms.dying(trace, 0.0, 1).tasks, strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "kvflow", "topas-paper", "topas"])
+def test_dying_tasks_end_and_no_stage_that_they_lost_is_served(policy: str) -> None:
+    trace = transforms.dying(trace_of("dag-4", tasks=10), 1.0, 2)
+    result = simulate(trace, policy, STUDY, check=True)
+    assert len(result.tasks) == 10
+    rounds = [spec for task in trace.tasks for stage in task.rounds for spec in stage]
+    whole = [spec for task in trace_of("dag-4", tasks=10).tasks for stage in task.rounds for spec in stage]
+    assert len(rounds) < len(whole)
+    makespan, served = result.metrics["makespan_s"], result.metrics["requests_per_s"]
+    assert served * makespan == pytest.approx(len(rounds), rel=1e-6)
+
+
+def test_merged_tasks_come_in_turn_and_share_no_agent() -> None:
+    found = transforms.merged("mixed", {"a": trace_of("chain-3", 3), "b": trace_of("dag-4", 2)})
+    assert [task.id.split(".")[0] for task in found.tasks] == ["a", "b", "a", "b", "a"]
+    assert set(found.agents) == {"a.A", "a.B", "a.C", "b.A", "b.B", "b.C", "b.D"}
+    assert len({task.id for task in found.tasks}) == 5
+    for task in found.tasks:
+        assert found.workflows[task.workflow.name] is task.workflow
+        assert set(task.workflow.agents) <= set(found.agents)
+
+
+# --- what a policy sees -----------------------------------------------------------------------------------
+
+
+def events_of(workload: str, *, tasks: int = 6) -> list[Event]:
+    found: list[Event] = []
+    simulate(trace_of(workload, tasks), "topas-paper", STUDY, record=lambda event, _: found.append(event))
+    return found
+
+
+def test_an_unknown_dag_leaves_every_request_a_task_of_its_own() -> None:
+    for event in events_of("dag-4"):
+        seen = robustness.without_dags(event)
+        assert [r.id for r in seen.waiting] == [r.id for r in event.waiting]
+        assert [r.id for r in seen.running] == [r.id for r in event.running]
+        assert not seen.reuse_counts
+        for before, after in zip(
+            (*event.waiting, *event.running), (*seen.waiting, *seen.running), strict=True
+        ):
+            whole, alone = event.tasks[before.task], seen.tasks[after.task]
+            k = whole.dag.index[before.stage]
+            assert alone.dag.names == (before.stage,)
+            assert alone.residuals == (whole.residuals[k],)
+            assert alone.outlooks == (whole.outlooks[k],)
+            assert alone.arrival_s == whole.arrival_s
+            assert replace(after, task=before.task) == before
+
+
+def test_of_tasks_of_one_stage_the_dag_was_never_needed() -> None:
+    trace = generate("two-agent", rate_per_s=0.2, tasks=8, seed=1)
+    policy = get_policy("topas")
+    blind = seen_through(policy, robustness.without_dags)
+    assert simulate(trace, blind, STUDY).tasks == simulate(trace, policy, STUDY).tasks
+
+
+def test_scaled_costs_scale_every_time_and_nothing_else() -> None:
+    event = events_of("chain-3")[-1]
+    seen = robustness.scaled_costs(event, 2.0)
+    before, after = event.params.costs, seen.params.costs
+    assert before is not None
+    assert after is not None
+    for name in (
+        "prefill_base_s",
+        "prefill_s_per_token",
+        "decode_base_s",
+        "decode_s_per_seq",
+        "decode_s_per_kv_token",
+    ):
+        assert getattr(after, name) == 2 * getattr(before, name)
+    assert (after.keeps, after.host) == (before.keeps, before.host)
+    assert seen.params.swap_s_per_token == 2 * event.params.swap_s_per_token
+    assert robustness.scaled_costs(seen, 0.5) == event
+
+
+def test_a_view_stands_between_event_and_joint_policy_and_leaves_queue_policies_alone() -> None:
+    seen: list[Event] = []
+
+    def decide(event: Event) -> Decision:
+        seen.append(event)
+        return Decision((), (), (), Terms())
+
+    event = events_of("dag-4")[0]
+    policy = seen_through(JointPolicy("spy", decide), robustness.without_dags)
+    assert isinstance(policy, JointPolicy)
+    policy.decide(event)
+    assert seen == [robustness.without_dags(event)]
+    assert seen_through(get_policy("fcfs"), robustness.without_dags) is get_policy("fcfs")
+
+
+@pytest.mark.parametrize("name", [name for name in robustness.CASES if name != "crowd"])
+def test_every_case_is_playable_at_its_load_and_the_same_each_time(name: str) -> None:
+    case = robustness.CASES[name]
+    for workload in case.workloads or ("chain-3", "metagpt-tl"):
+        draw = Draw(Setting(workload, 12000, 0.5, 0.5, name), 101, 6, STUDY)
+        trace, engine = draw.played()
+        assert len(trace.tasks) == 6
+        assert [task.arrival_s for task in trace.tasks] == sorted(task.arrival_s for task in trace.tasks)
+        again, _ = draw.played()
+        assert [(t.id, t.arrival_s, t.rounds) for t in again.tasks] == [
+            (t.id, t.arrival_s, t.rounds) for t in trace.tasks
+        ]
+        run = Run(draw, "lpm", "lpm")
+        assert run.answer()["mean_jct_s"] > 0
+        assert (engine.kv_budget_tokens < STUDY.kv_budget_tokens) == (name == "tiny-memory")
+
+
+def test_the_case_in_which_nothing_is_changed_is_the_generated_trace_at_that_load() -> None:
+    draw = Draw(Setting("dag-4", 12000, 0.5, 0.5), 101, 6, STUDY)
+    options = WorkloadOptions(prefix_tokens=12000, output_sigma=0.5)
+    unit = generate("dag-4", rate_per_s=1.0, tasks=6, seed=101, options=options)
+    rate = 0.5 * one_prefix_rate_per_s(unit, STUDY)
+    expected = generate("dag-4", rate_per_s=rate, tasks=6, seed=101, options=options)
+    found = draw.played()[0].tasks
+    assert [(t.arrival_s, t.rounds) for t in found] == [(t.arrival_s, t.rounds) for t in expected.tasks]
+
+
+def test_tiny_memory_holds_one_prefix_and_two_requests_but_not_three() -> None:
+    draw = Draw(Setting("chain-3", 12000, 0.0, 1.0, "tiny-memory"), 101, 6, STUDY)
+    assert draw.played()[1].kv_budget_tokens == 12000 + 2 * (400 + 500)
+    assert Run(draw, "fcfs", "fcfs").answer()["peak_batch"] == 2
+
+
+def test_most_stages_of_one_agent_are_its_own() -> None:
+    workflow = robustness.one_agent(2, 1, 12000, 0.5).tasks[0].workflow
+    assert Counter(workflow.agents)["busy"] / len(workflow.agents) == 0.8
+
+
+def test_the_crowd_is_all_there_at_once_and_a_thousand() -> None:
+    runs = [run for run in parts.robustness_runs(load_plan()) if run.draw.setting.case == "crowd"]
+    trace = replace(runs[0].draw, tasks=20).played()[0]
+    assert {run.draw.tasks for run in runs} == {1000}
+    assert {task.arrival_s for task in trace.tasks} == {0.0}
+
+
+def test_baselines_that_order_by_the_dag_are_left_out_where_it_is_unknown() -> None:
+    runs = parts.robustness_runs(load_plan())
+    blind = {run.policy for run in runs if run.draw.setting.case == "unknown-dag"}
+    assert blind == {*BASELINES, "topas", "topas-paper"} - {"spf", "kvflow"}
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def small_plan(tmp_path: Path) -> Path:
+    """Write the plan with few tasks, seeds, loads and variants, and check that it is one."""
+    text = PLAN.read_text()
+    for old, new in (
+        ("tasks = 100", "tasks = 4"),
+        ("tasks = 60", "tasks = 3"),
+        ("held_out = [101, 102, 103, 104, 105]", "held_out = [101, 102]"),
+        ("seeds = [101, 102, 103]", "seeds = [101]"),
+        ("loads = [0.25, 0.5, 0.75, 1.0]", "loads = [0.5, 1.0]"),
+        ("loads = [0.5, 1.0]\n\n# The first", "loads = [1.0]\n\n# The first"),
+        ("prefix_tokens = [4000, 8000, 12000]", "prefix_tokens = [12000]"),
+        ('workloads = ["chain-3", "dag-4", "dag-10-wide", "metagpt-tl"]', 'workloads = ["chain-3"]'),
+        ('workloads = ["chain-3", "dag-10-wide", "metagpt-tl"]', 'workloads = ["chain-3"]'),
+        ('workloads = ["chain-3", "dag-4", "dag-10-wide"]', 'workloads = ["chain-3"]'),
+        ('  "crowd",\n', ""),
+    ):
+        assert old in text, old
+        text = text.replace(old, new)
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    assert isinstance(load_plan(path), Plan)
+    return path
+
+
+def test_the_parts_run_are_kept_and_leave_their_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, out = str(small_plan(tmp_path)), tmp_path / "out"
+    sessions = tmp_path / "mine.jsonl"
+    write_trace(trace_of("metagpt-tl", 3), sessions)
+    given = ["--plan", plan, "-o", str(out), "--jobs", "1", "--sessions", str(sessions)]
+    for part in ("main", "sessions", "ablation", "robustness"):
+        given += ["--part", part]
+    assert main(given) == 0
+    page = (out / "report.md").read_text()
+    assert page in capsys.readouterr().out
+    for title in ("## Targets of `topas`", "## Guard of `topas`", "## Averages", "## Every setting"):
+        assert title in page
+    assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads((out / "results.json").read_text())
+    assert len(document["targets"]) == 16
+    assert len(document["cells"]) == 8 * 2 * 2 * 2  # workloads and sigmas, loads, policies, metrics
+    for cell in document["cells"]:
+        assert cell["change"] == pytest.approx(cell["value_s"] / cell["best_baseline_s"] - 1)
+    rows = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
+    assert len(rows) == 8 * 2 * 2 * 9
+    assert "decision_ms_mean" not in rows[0]
+    assert "`mine`" in (out / "sessions" / "report.md").read_text()
+    assert "no preemption" in (out / "ablation" / "report.md").read_text()
+    worst = (out / "robustness" / "report.md").read_text()
+    assert all(case.about in worst for name, case in robustness.CASES.items() if name != "crowd")
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    assert main(given) == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == before
+    assert (out / "report.md").read_text() == page
+
+
+def test_sessions_without_files_and_doubled_names_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(small_plan(tmp_path))
+    assert main(["--plan", plan, "-o", str(tmp_path / "out"), "--part", "sessions"]) == 2
+    assert "--sessions" in capsys.readouterr().err
+    paths = [tmp_path / "a" / "s.jsonl", tmp_path / "b" / "s.jsonl"]
+    for path in paths:
+        path.parent.mkdir()
+        write_trace(trace_of("chain-3", 2), path)
+    given = ["--plan", plan, "-o", str(tmp_path / "out"), "--part", "sessions", "--sessions"]
+    assert main([*given, *map(str, paths)]) == 2
+    assert "has this name already" in capsys.readouterr().err
+
+
+def test_sessions_keep_their_tasks_and_each_seed_draws_other_arrivals(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    trace = trace_of("metagpt-tl", 4)
+    write_trace(trace, path)
+    draws = [run.draw for run in parts.session_runs(load_plan(), [str(path)]) if run.policy == "fcfs"]
+    assert {(draw.setting.load, draw.seed) for draw in draws} == {
+        (load, seed) for load in (0.25, 0.5, 0.75, 1.0) for seed in range(101, 106)
+    }
+    played = [draw.played()[0] for draw in draws]
+    assert all([t.rounds for t in one.tasks] == [t.rounds for t in trace.tasks] for one in played)
+    assert len({one.tasks[0].arrival_s for one in played}) == len(draws)
+    same_seed = [one for one, draw in zip(played, draws, strict=True) if draw.seed == 101]
+    light, heavy = same_seed[0], same_seed[-1]
+    assert light.tasks[-1].arrival_s == pytest.approx(4 * heavy.tasks[-1].arrival_s)
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(InputError, match="changed"):
+        draws[0].played()
+
+
+def test_bounds_stand_below_what_was_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    given = ["--plan", str(small_plan(tmp_path)), "-o", str(out), "--jobs", "1", "--part", "bound"]
+    assert main([*given, "--bound-time", "1", "--improve", "0.3"]) == 0
+    assert "best known" in capsys.readouterr().out
+    rows = json.loads((out / "bound" / "results.json").read_text())["traces"]
+    assert [row["load"] for row in rows] == [0.25, 0.5]
+    for row in rows:
+        assert 0 < row["bound_s"] <= row["best_known_s"] * (1 + 1e-9)
+        played = (row["topas_s"], row["topas-paper_s"], row["best_baseline_s"])
+        assert row["best_known_s"] <= min(played)
