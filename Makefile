@@ -15,7 +15,7 @@ FRESH := $(VENV)/.kernels
 SERVING := .serving
 SERVED := $(SERVING)/.ready
 
-.PHONY: demo test serving lint format bench figures optimality fit-table-1 clean
+.PHONY: demo test serving lint format bench figures optimality evaluation fit-table-1 clean
 # Both environments write topas.egg-info.
 .NOTPARALLEL:
 
@@ -69,6 +69,10 @@ figures: $(FRESH)
 
 optimality: $(FRESH)
 	$(BIN)/python -m compare.optimality -o $(OUT)/optimality
+
+# Recorded sessions are no part of the repository: make evaluation SESSIONS='a.jsonl b.jsonl'
+evaluation: $(FRESH)
+	$(BIN)/python -m compare.evaluation -o $(OUT)/evaluation $(if $(SESSIONS),--sessions $(SESSIONS))
 
 clean:
 	rm -rf $(VENV) $(SERVING) $(OUT)
