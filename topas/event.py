@@ -30,13 +30,13 @@ class Costs:
 class Lookahead:
     """How ``topas`` looks ahead: what it tries, how far it follows, and what it takes to leave a base rule.
 
-    Requests of an agent that together have generated at most the share ``preempt`` of one longest output
-    may be preempted. Unknown output lengths are sampled in ``scenarios``. A rollout ends after ``horizon``
-    completions; its cost is the mean completion time, plus ``tail`` times the 8-norm of the ages at
-    completion, plus, where lengths are not known, ``drain`` times the time until all present work is done,
-    for which later arrivals wait. A candidate must be better than the best base rule by the share
-    ``margin``, or by ``margin_unknown`` where lengths are not known; one that is worse than the best by
-    ``race`` / sqrt(scenarios seen) is followed no further.
+    Requests of an agent that together have generated at most the share ``preempt`` of one expected output
+    may be preempted, each once, to make room for others. Unknown output lengths are sampled in
+    ``scenarios``. A rollout ends after ``horizon`` completions; its cost is the mean completion time, plus
+    ``tail`` times the 8-norm of the ages at completion, plus, where lengths are not known, ``drain`` times
+    the time until all present work is done, for which later arrivals wait. A candidate must be better than
+    the best base rule by the share ``margin``, or by ``margin_unknown`` where lengths are not known; one that
+    is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
     """
 
     preempt: float = 0.5
@@ -102,7 +102,8 @@ class Request:
     agent-stage pair. Only a running request has ``generated_tokens`` (y_r) and ``credit_s`` (lambda_r).
     ``cached_tokens`` of its prompt, prefix and dynamic part together, are in GPU memory now.
     ``input_tokens`` are its dynamic suffix, ``max_new_tokens`` what the client allows it (0: not known).
-    ``passed_tokens`` were prefilled in the engine since it joined the queue.
+    ``passed_tokens`` were prefilled in the engine since it joined the queue. ``preemptions`` counts how often
+    it was preempted.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Request:
     input_tokens: int = 0
     max_new_tokens: int = 0
     passed_tokens: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

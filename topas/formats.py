@@ -82,6 +82,7 @@ class _Waiting(_Model):
     input_tokens: Tokens = 0
     max_new_tokens: Tokens = 0
     passed_tokens: Tokens = 0
+    preemptions: Count = 0
 
 
 class _Outlook(_Model):
@@ -316,6 +317,7 @@ def _request(  # noqa: PLR0913  what a request refers to
         input_tokens=raw.input_tokens,
         max_new_tokens=raw.max_new_tokens,
         passed_tokens=raw.passed_tokens,
+        preemptions=raw.preemptions,
         generated_tokens=raw.generated_tokens if isinstance(raw, _Running) else 0,
         credit_s=raw.credit_s if isinstance(raw, _Running) else 0.0,
     )

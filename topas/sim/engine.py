@@ -428,6 +428,7 @@ class Engine:
                 cached_tokens=cached,
                 input_tokens=prompt,
                 passed_tokens=passed,
+                preemptions=job.preemptions,
             )
         return job.seen
 
@@ -445,6 +446,7 @@ class Engine:
             service_s=self.tracker.service_s(job.live, job.stage, job.profiled_ns),
             generated_tokens=generated,
             credit_s=to_s(job.credit_ns),
+            preemptions=job.preemptions,
         )
 
     def generated(self, job: Job) -> int:
@@ -551,6 +553,7 @@ class Engine:
         job.credit_ns = 0
         job.held = job.copied = 0
         job.joined_at = self.prefilled
+        job.preemptions += 1
         self.waiting[job.request.id] = job
         self.preemptions += 1
         self.fruitless += 1

@@ -32,8 +32,8 @@ class Job:
 
     __slots__ = (
         "agent", "cold", "copied", "credit_ns", "finish_step", "fixed", "generated", "held", "join_step",
-        "joined_at", "kept", "live", "phase", "prefill_tokens", "profiled_ns", "request", "round",
-        "round_index", "seen", "service_ns", "stage", "start_s",
+        "joined_at", "kept", "live", "phase", "preemptions", "prefill_tokens", "profiled_ns", "request",
+        "round", "round_index", "seen", "service_ns", "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
@@ -60,6 +60,7 @@ class Job:
         self.start_s = -1.0
         self.join_step = 0
         self.joined_at = 0
+        self.preemptions = 0
         self.finish_step = 0
 
     @property

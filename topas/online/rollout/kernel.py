@@ -429,8 +429,8 @@ def propose(rule, force, most, dropped, p, s, c):
         if p.status[node] == RUNNING and status[node] != RUNNING:
             key += p.mark[node] * 3
             dropped_count += 1
-    if dropped_count > p.most_changes:
-        return 0
+    if dropped_count > p.most_changes or (dropped_count and not kept):
+        return 0  # too many changes, or nobody gains by it
     for other in range(n):
         if c.key[other] == key:
             return other

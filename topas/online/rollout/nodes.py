@@ -17,9 +17,9 @@ from topas.online.rollout.kernel import FUTURE, LATER, RUNNING, WAITING
 """Rows of the table of nodes."""
 OWNER, INPUT, MOST, REUSED = range(4)
 """Columns of the table of outlooks: agent, input tokens, most output tokens, input tokens in memory."""
-PLACE, WHO, PROMPT, CONTEXT, HELD, RUNS, DONE, ALLOWED, SEED, RANK = range(10)
+PLACE, WHO, PROMPT, CONTEXT, HELD, RUNS, DONE, ALLOWED, BACK, SEED, RANK = range(11)
 """Columns of the table of requests: stage, agent, input and how much of it is in memory, reservation, runs,
-generated, allowed, seed, and place in the order of arrival."""
+generated, allowed, times it was taken back, seed, and place in the order of arrival."""
 
 
 @numba.njit(cache=True)
@@ -54,7 +54,8 @@ def nodes_of(task, depth, missing, more, begun, outlook, requests, outlooks):
             table[AGENT, node] = requests[q, WHO]
             if not requests[q, RUNS]:
                 table[CACHED, node] = min(requests[q, CONTEXT], requests[q, PROMPT])
-                table[INPUTS, node] = requests[q, PROMPT] - table[CACHED, node]
+            # A running request computes its whole prompt again if it is preempted.
+            table[INPUTS, node] = requests[q, PROMPT] - table[CACHED, node]
             table[RESERVE, node] = requests[q, HELD]
             table[FOLLOWING, node] = -1
             table[ARRIVAL, node] = requests[q, RANK]

@@ -60,6 +60,7 @@ def may_change(event: Event) -> bool:
         )
     ):
         return True
+    # No output is expected to be longer than what is allowed.
     share, work, longest = event.params.lookahead.preempt, Counter[str](), Counter[str]()
     for request in event.running:
         work[request.agent] += request.generated_tokens

@@ -221,12 +221,13 @@ def case_of(event: Event) -> Case:
             r.id in running,
             r.generated_tokens,
             r.max_new_tokens,
+            r.preemptions,
             _seed(r.id),
             rank,
         )
         for rank, r in enumerate(everyone)
     ]
-    requests = np.array(rows, dtype=np.int64).reshape(-1, 10)
+    requests = np.array(rows, dtype=np.int64).reshape(-1, 11)
     place = requests[:, nodes.PLACE]
     active = np.bincount(place, minlength=int(starts[-1]))
     outlooks = _Outlooks(agents)
@@ -295,7 +296,9 @@ def case_of(event: Event) -> Case:
         smallest=_smallest(agent, table[nodes.RESERVE], many),
         resident=resident,
         agent_waits=waits,
-        may_drop=_may_drop(requests, many, settings.preempt),
+        may_drop=_may_drop(
+            requests, np.array([v.mean() for v in samples])[outlook[place]], many, settings.preempt
+        ),
         bases=_BASES,
         rules=_RULES,
         caps=_CAPS,
@@ -362,13 +365,19 @@ def _smallest(agent: IntArray, reserve: IntArray, agents: int) -> IntArray:
     return least
 
 
-def _may_drop(requests: IntArray, agents: int, share: float) -> Flags:
-    """Return the agents whose running requests have done so little that they may be preempted."""
-    runs = requests[requests[:, nodes.RUNS] > 0]
-    work = np.bincount(runs[:, nodes.WHO], weights=runs[:, nodes.DONE], minlength=agents)
-    longest = np.zeros(agents, np.int64)
-    np.maximum.at(longest, runs[:, nodes.WHO], runs[:, nodes.ALLOWED])
-    return (longest > 0) & (work <= share * longest) & (share > 0)
+def _may_drop(requests: IntArray, outputs: FloatArray, agents: int, share: float) -> Flags:
+    """Return the agents whose running requests may be preempted: all new to it, and with little done.
+
+    ``outputs[q]`` is the output length expected of request q.
+    """
+    runs = requests[:, nodes.RUNS] > 0
+    who = requests[runs, nodes.WHO]
+    work = np.bincount(who, weights=requests[runs, nodes.DONE], minlength=agents)
+    before = np.bincount(who, weights=requests[runs, nodes.BACK], minlength=agents)
+    longest = np.zeros(agents)
+    np.maximum.at(longest, who, outputs[runs])
+    found: Flags = (longest > 0) & (work <= share * longest) & (before == 0) & (share > 0)
+    return found
 
 
 def token_s(event: Event) -> float:

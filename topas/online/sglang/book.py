@@ -94,6 +94,7 @@ class Entry:
     start_s: float = -1.0
     output_tokens: int = 0
     overtaken: int = 0
+    preemptions: int = 0
     prefix: Any = None
     shared: int = 0
 
@@ -218,6 +219,7 @@ class Book:
         self._stop(entry, now_s)
         entry.phase = Phase.WAITING
         entry.credit_ns = 0
+        entry.preemptions += 1
         self.tracker.request_preempted(entry.live, entry.stage)
 
     def left(self, entry: Entry, now_s: float, *, completed: bool) -> None:
@@ -323,6 +325,7 @@ class Book:
                 arrival_s=entry.arrival_s,
                 input_tokens=entry.input_tokens - entry.shared_tokens(),
                 max_new_tokens=entry.max_new_tokens,
+                preemptions=self._preemptions(entry),
             )
             if entry.phase is Phase.WAITING:
                 if overdue is None or entry is overdue:
@@ -359,6 +362,10 @@ class Book:
     def _credit_s(self, entry: Entry) -> float:
         """Return the credit of a running request; one that waited too long is not worth preempting again."""
         return KEPT_S if entry.overtaken >= self.config.max_overtaken else to_s(entry.credit_ns)
+
+    def _preemptions(self, entry: Entry) -> int:
+        """Return how often a request was preempted; one that waited too long counts as if it was."""
+        return max(entry.preemptions, int(entry.overtaken >= self.config.max_overtaken))
 
     def request_of(self, entry: Entry) -> Request:
         """Return a request's lasting facts, for queue policies."""
