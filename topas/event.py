@@ -32,11 +32,12 @@ class Lookahead:
 
     Requests of an agent that together have generated at most the share ``preempt`` of one expected output
     may be preempted, each once, to make room for others. Unknown output lengths are sampled in
-    ``scenarios``. A rollout ends after ``horizon`` completions; its cost is the mean completion time, plus
-    ``tail`` times the 8-norm of the ages at completion, plus, where lengths are not known, ``drain`` times
-    the time until all present work is done, for which later arrivals wait. A candidate must be better than
-    the best base rule by the share ``margin``, or by ``margin_unknown`` where lengths are not known; one that
-    is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
+    ``scenarios``. The base rule that does best by itself is followed. A rollout ends after ``horizon``
+    completions; its cost is the mean completion time, plus ``tail`` times the 8-norm of the ages at
+    completion, plus, where lengths are not known, ``drain`` times the time until all present work is done,
+    for which later arrivals wait (``base_drain`` while the rule is chosen). A candidate must be better than
+    the rule's own decision by the share ``margin``, or by ``margin_unknown`` where lengths are not known; one
+    that is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
     """
 
     preempt: float = 0.5
@@ -44,6 +45,7 @@ class Lookahead:
     horizon: int = 100
     tail: float = 1.0
     drain: float = 0.3
+    base_drain: float = 1.0
     margin: float = 0.01
     margin_unknown: float = 0.01
     race: float = 0.05

@@ -212,8 +212,8 @@ def enter(status, agent, reserve, prefix, resident, users, there, count):
 
 
 @numba.njit(cache=True)
-def play(rule, status, taken, takes, p, s, out, limit):
-    """Return the cost of a candidate under a base policy: mean completion time and its 8-norm.
+def play(rule, status, taken, takes, p, s, out, drain, limit):
+    """Return the cost of a candidate under a base rule: mean completion time, its 8-norm, and time to drain.
 
     ``status`` has what waits and runs, ``taken[:takes]`` are admitted at once. Without further arrivals all
     present tasks are followed to their end, or for ``horizon`` completions; what is left then is counted at
@@ -372,7 +372,7 @@ def play(rule, status, taken, takes, p, s, out, limit):
             time += left[t] * each
             total += time
             tail += eighth_power((age[t] + time) / scale)
-    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + p.drain * time
+    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + drain * time
 
 
 @numba.njit(cache=True)
@@ -441,11 +441,33 @@ def propose(rule, force, most, dropped, p, s, c):
 
 
 @numba.njit(cache=True)
+def best_base(p, s, c, out):
+    """Return the place of the base rule that does best by itself.
+
+    What a rule does to tasks that arrive later is not played; ``base_drain`` is its price.
+    """
+    for k in range(len(out)):
+        best, slack = NEVER, 1.0 + p.race / np.sqrt(k + 1.0)
+        for b in range(len(p.bases)):
+            if c.base_cost[b] < NEVER:
+                i = c.reference[b]
+                limit = best * slack - c.base_cost[b]
+                c.base_cost[b] += play(
+                    p.bases[b], c.status[i], c.taken[i], c.takes[i], p, s, out[k], p.base_drain, limit
+                )
+                best = min(best, c.base_cost[b])
+        for b in range(len(p.bases)):
+            if c.base_cost[b] > best * slack:
+                c.base_cost[b] = NEVER
+    return np.argmin(c.base_cost)
+
+
+@numba.njit(cache=True)
 def look_ahead(p, s, c, out, lost):
     """Choose among all candidates; return the place of the best one.
 
-    Each candidate is followed by each base policy in each scenario. The reference is what the best base
-    policy does by itself; another candidate is taken only if it is better by the margin.
+    The base rule that does best by itself is the reference, and what all candidates are followed by. Another
+    candidate is taken only if it is better than the reference's own decision by the margin.
     """
     c.size[0] = 0
     for k in range(len(p.bases)):
@@ -463,43 +485,36 @@ def look_ahead(p, s, c, out, lost):
         if p.may_drop[a]:
             for rule in p.bases:
                 propose(rule, -1, 0, a, p, s, c)
-    n, bases, scenarios = c.size[0], len(p.bases), len(out)
+    n = c.size[0]
     if n == 1:
         return 0
+    for i in range(n):
+        for node in range(len(p.status)):
+            if p.ghost[node]:
+                c.status[i, node] = WAITING
+    c.base_cost[:] = 0.0
+    base = best_base(p, s, c, out)
+    own = c.reference[base]
     c.cost[:n] = 0.0
-    c.alive[:n] = True
-    for k in range(scenarios):
-        best = NEVER
-        slack = 1.0 + p.race / np.sqrt(k + 1.0)
-        for i in range(n):
-            if not c.alive[i].any():
+    # The reference comes first: the others need not be followed beyond its cost.
+    for k in range(len(out)):
+        best, slack = NEVER, 1.0 + p.race / np.sqrt(k + 1.0)
+        for j in range(-1, n):
+            i = own if j < 0 else j
+            if j == own or c.cost[i] >= NEVER:
                 continue
             c.out[:] = out[k]
-            status = c.status[i]
             for node in range(len(p.status)):
-                if p.status[node] == RUNNING and status[node] == WAITING:
+                if p.status[node] == RUNNING and c.status[i, node] == WAITING:
                     c.out[node] += lost[node]
-                if p.ghost[node]:
-                    status[node] = WAITING
-            for b in range(bases):
-                if c.alive[i, b]:
-                    limit = NEVER if i == c.reference[b] else best * slack - c.cost[i, b]
-                    c.cost[i, b] += play(p.bases[b], status, c.taken[i], c.takes[i], p, s, c.out, limit)
-                    best = min(best, c.cost[i, b])
-        # The base policy that is best by itself stays in the race: it is what others must beat.
-        lead = 0
-        for b in range(1, bases):
-            if c.cost[c.reference[b], b] < c.cost[c.reference[lead], lead]:
-                lead = b
+            limit = NEVER if i == own else best * slack - c.cost[i]
+            c.cost[i] += play(p.bases[base], c.status[i], c.taken[i], c.takes[i], p, s, c.out, p.drain, limit)
+            best = min(best, c.cost[i])
         for i in range(n):
-            for b in range(bases):
-                stays = c.cost[i, b] <= best * slack or (i == c.reference[b] and b == lead)
-                c.alive[i, b] = c.alive[i, b] and stays
-                if not c.alive[i, b]:
-                    c.cost[i, b] = NEVER
-    reference, reference_cost = c.reference[lead], c.cost[c.reference[lead], lead]
-    choice, cost = reference, reference_cost * (1.0 - p.margin)
+            if i != own and c.cost[i] > best * slack:
+                c.cost[i] = NEVER
+    choice, cost = own, c.cost[own] * (1.0 - p.margin)
     for i in range(n):
-        if c.cost[i].min() < cost:
-            choice, cost = i, c.cost[i].min()
+        if c.cost[i] < cost:
+            choice, cost = i, c.cost[i]
     return choice

@@ -82,6 +82,7 @@ class Situation(NamedTuple):
     horizon: int
     tail: float
     drain: float
+    base_drain: float
     scale: float
     margin: float
     race: float
@@ -115,7 +116,7 @@ class Candidates(NamedTuple):
     takes: IntArray
     key: IntArray
     cost: FloatArray
-    alive: Flags
+    base_cost: FloatArray
     reference: IntArray
     out: IntArray
 
@@ -317,6 +318,7 @@ def case_of(event: Event) -> Case:
         horizon=settings.horizon,
         tail=settings.tail,
         drain=0.0 if known else settings.drain,
+        base_drain=0.0 if known else settings.base_drain,
         scale=max(float(age.mean()), 1.0),
         margin=settings.margin if known else settings.margin_unknown,
         race=settings.race,
@@ -429,8 +431,8 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
         taken=np.empty((most, nodes), np.int64),
         takes=_room(most),
         key=_room(most),
-        cost=np.empty((most, bases)),
-        alive=np.empty((most, bases), np.bool_),
+        cost=np.empty(most),
+        base_cost=np.empty(bases),
         reference=_room(bases),
         out=_room(nodes),
     )
