@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from support_events import events, many
-from support_sim import Stage, ask, make_profile, make_trace
+from support_sim import Stage, ask, make_profile, make_trace, single
 
 from topas.event import Event, Lookahead
 from topas.feasible import violations
@@ -67,13 +67,13 @@ def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks:
     found: list[Event] = []
     result = simulate(trace, policy, PROFILE, record=lambda event, _: found.append(event))
     event = next(event for event in found if len(event.tasks) == tasks)
-    far = replace(event.params, lookahead=Lookahead(tail=0.0, horizon=10**6))
+    far = replace(event.params, lookahead=Lookahead(tail=0.0, drain=0.0, horizon=10**6))
     case = case_of(replace(event, params=far))
     scratch, candidates = room_for(case.situation)
     row = candidates.taken[0]
     count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
     status, out = case.situation.status, case.out[0]
-    cost = kernel.play(RULES[policy], status, row, count, case.situation, scratch, out, 0.0, kernel.NEVER)
+    cost = kernel.play(RULES[policy], status, row, count, case.situation, scratch, out, kernel.NEVER)
     left = np.mean([task.completion_s for task in result.tasks]) - event.time_s
     assert cost == pytest.approx(left, rel=0.03)
 
@@ -175,7 +175,7 @@ def test_a_rollout_is_given_up_only_when_it_costs_more_than_the_limit() -> None:
         status, row, takes = case.situation.status, candidates.taken[0], candidates.takes[0]
 
         def cost(limit: float, args: tuple[object, ...] = (status, row, takes)) -> float:
-            return float(kernel.play(kernel.SPF, *args, case.situation, scratch, case.out[0], 0.3, limit))  # noqa: B023
+            return float(kernel.play(kernel.SPF, *args, case.situation, scratch, case.out[0], limit))  # noqa: B023
 
         whole = cost(kernel.NEVER)
         assert cost(whole * 1.01) == whole
@@ -201,11 +201,30 @@ def test_context_in_memory_is_not_computed_again() -> None:
     assert seen > 0
 
 
-def test_the_drain_counts_only_where_lengths_are_unknown() -> None:
-    for sigma, known in ((0.0, True), (0.5, False)):
-        event = recorded_events("chain-3", 0.05, 30, sigma)[-1]
-        assert (case_of(event).situation.drain == 0) is known
-        assert (len(case_of(event).out) == 1) is known
+def test_known_lengths_need_one_scenario() -> None:
+    for sigma, scenarios in ((0.0, 1), (0.5, 8)):
+        assert len(case_of(recorded_events("chain-3", 0.05, 30, sigma)[-1]).out) == scenarios
+
+
+def test_the_drain_is_the_time_of_all_work_at_the_speed_of_its_first_half() -> None:
+    # two requests at a time, all alike: the cost with and without the drain differ by drain x 4 batches
+    trace = make_trace({"A": 0}, *[(0.0, single("A", ask(1, 9)))] * 8)
+    profile = make_profile(kv_budget_tokens=20, prefill_s_per_token=0.0)
+    found: list[Event] = []
+    simulate(trace, "topas-base", profile, record=lambda event, _: found.append(event))
+    event = found[0]
+
+    def cost(drain: float) -> float:
+        settled = replace(event.params, lookahead=Lookahead(tail=0.0, drain=drain))
+        case = case_of(replace(event, params=settled))
+        scratch, candidates = room_for(case.situation)
+        row = candidates.taken[0]
+        status, out = case.situation.status, case.out[0]
+        count = kernel.admit_by(kernel.LPM, -1, 0, status, case.situation, scratch, row)
+        return float(kernel.play(kernel.LPM, status, row, count, case.situation, scratch, out, kernel.NEVER))
+
+    last_s = simulate(trace, "lpm", profile).metrics["makespan_s"]
+    assert cost(2.0) - cost(0.0) == pytest.approx(2.0 * last_s, rel=0.05)
 
 
 def test_a_stage_that_waits_for_a_tool_is_expected_to_go_on() -> None:

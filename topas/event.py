@@ -34,20 +34,17 @@ class Lookahead:
     may be preempted, each once, to make room for others. Unknown output lengths are sampled in
     ``scenarios``. The base rule that does best by itself is followed. A rollout ends after ``horizon``
     completions; its cost is the mean completion time, plus ``tail`` times the 8-norm of the ages at
-    completion, plus, where lengths are not known, ``drain`` times the time until all present work is done,
-    for which later arrivals wait (``base_drain`` while the rule is chosen). A candidate must be better than
-    the rule's own decision by the share ``margin``, or by ``margin_unknown`` where lengths are not known; one
-    that is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
+    completion, plus ``drain`` times the time that all present work takes at the speed of its first half, for
+    which later arrivals wait. A candidate must be better than the rule's own decision by the share
+    ``margin``; one that is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
     """
 
     preempt: float = 0.5
     scenarios: int = 8
     horizon: int = 100
     tail: float = 1.0
-    drain: float = 0.3
-    base_drain: float = 1.0
+    drain: float = 0.6
     margin: float = 0.01
-    margin_unknown: float = 0.01
     race: float = 0.05
 
 

@@ -112,9 +112,7 @@ class LookaheadParams(_Model):
     horizon: Annotated[int, Field(ge=1, le=100_000)] = Lookahead().horizon
     tail: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().tail
     drain: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().drain
-    base_drain: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().base_drain
     margin: Annotated[float, Field(ge=0, lt=1)] = Lookahead().margin
-    margin_unknown: Annotated[float, Field(ge=0, lt=1)] = Lookahead().margin_unknown
     race: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().race
 
 

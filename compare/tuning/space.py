@@ -36,9 +36,7 @@ RANGES: Space = {
     "lookahead.horizon": IntDistribution(10, 1000, log=True),
     "lookahead.tail": FloatDistribution(0.0, 4.0),
     "lookahead.drain": FloatDistribution(0.0, 2.0),
-    "lookahead.base_drain": FloatDistribution(0.0, 4.0),
     "lookahead.margin": FloatDistribution(0.0, 0.1),
-    "lookahead.margin_unknown": FloatDistribution(0.0, 0.2),
     "lookahead.race": FloatDistribution(0.0, 0.3),
 }
 """Where each parameter is looked for; beyond M = 10 the enumeration alone takes milliseconds a decision."""

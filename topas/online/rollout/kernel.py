@@ -212,12 +212,15 @@ def enter(status, agent, reserve, prefix, resident, users, there, count):
 
 
 @numba.njit(cache=True)
-def play(rule, status, taken, takes, p, s, out, drain, limit):
-    """Return the cost of a candidate under a base rule: mean completion time, its 8-norm, and time to drain.
+def play(rule, status, taken, takes, p, s, out, limit):
+    """Return the cost of a candidate under a base rule: mean completion time, its 8-norm, and the drain.
 
     ``status`` has what waits and runs, ``taken[:takes]`` are admitted at once. Without further arrivals all
     present tasks are followed to their end, or for ``horizon`` completions; what is left then is counted at
     the rate seen. Once the cost is sure to exceed ``limit``, NEVER is returned.
+
+    The drain is the time that all present work takes at the speed of its first half. Who arrives later waits
+    for it. At the end, batches are small for want of arrivals, which says nothing about the rule.
     """
     task, stage, agent, inputs, reserve = p.task, p.stage, p.agent, p.inputs, p.reserve
     cached, depth, following, first, after, after_at = (
@@ -256,6 +259,7 @@ def play(rule, status, taken, takes, p, s, out, drain, limit):
     deciding = takes > 0 or n > 0
     total = tail = 0.0
     limit *= tasks
+    half, drain = (np.sum(left) + 1) // 2, -1.0
     while True:
         tokens, admitted = np.int64(0), 0
         while True:
@@ -364,15 +368,19 @@ def play(rule, status, taken, takes, p, s, out, drain, limit):
                     unfinished -= 1
                     total += time
                     tail += eighth_power((age[t] + time) / scale)
+        if drain < 0.0 and completions >= half:
+            drain = 2.0 * time
         if unfinished == 0 or completions >= horizon:
             break
     each = time / max(completions, 1)
+    if drain < 0.0:
+        drain = each * np.sum(p.left)
     for t in range(tasks):
         if left[t] > 0:
             time += left[t] * each
             total += time
             tail += eighth_power((age[t] + time) / scale)
-    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + drain * time
+    return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + p.drain * drain
 
 
 @numba.njit(cache=True)
@@ -442,19 +450,14 @@ def propose(rule, force, most, dropped, p, s, c):
 
 @numba.njit(cache=True)
 def best_base(p, s, c, out):
-    """Return the place of the base rule that does best by itself.
-
-    What a rule does to tasks that arrive later is not played; ``base_drain`` is its price.
-    """
+    """Return the place of the base rule that does best by itself."""
     for k in range(len(out)):
         best, slack = NEVER, 1.0 + p.race / np.sqrt(k + 1.0)
         for b in range(len(p.bases)):
             if c.base_cost[b] < NEVER:
                 i = c.reference[b]
                 limit = best * slack - c.base_cost[b]
-                c.base_cost[b] += play(
-                    p.bases[b], c.status[i], c.taken[i], c.takes[i], p, s, out[k], p.base_drain, limit
-                )
+                c.base_cost[b] += play(p.bases[b], c.status[i], c.taken[i], c.takes[i], p, s, out[k], limit)
                 best = min(best, c.base_cost[b])
         for b in range(len(p.bases)):
             if c.base_cost[b] > best * slack:
@@ -508,7 +511,7 @@ def look_ahead(p, s, c, out, lost):
                 if p.status[node] == RUNNING and c.status[i, node] == WAITING:
                     c.out[node] += lost[node]
             limit = NEVER if i == own else best * slack - c.cost[i]
-            c.cost[i] += play(p.bases[base], c.status[i], c.taken[i], c.takes[i], p, s, c.out, p.drain, limit)
+            c.cost[i] += play(p.bases[base], c.status[i], c.taken[i], c.takes[i], p, s, c.out, limit)
             best = min(best, c.cost[i])
         for i in range(n):
             if i != own and c.cost[i] > best * slack:

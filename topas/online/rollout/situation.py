@@ -82,7 +82,6 @@ class Situation(NamedTuple):
     horizon: int
     tail: float
     drain: float
-    base_drain: float
     scale: float
     margin: float
     race: float
@@ -317,10 +316,9 @@ def case_of(event: Event) -> Case:
         swap_s=event.params.swap_s_per_token,
         horizon=settings.horizon,
         tail=settings.tail,
-        drain=0.0 if known else settings.drain,
-        base_drain=0.0 if known else settings.base_drain,
+        drain=settings.drain,
         scale=max(float(age.mean()), 1.0),
-        margin=settings.margin if known else settings.margin_unknown,
+        margin=settings.margin,
         race=settings.race,
     )
     return Case(situation, seen, out, generated * (not costs.keeps))
