@@ -28,7 +28,7 @@ from oracle.trace import lower_bounds
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
-from topas.online.near.policy import improve, select_near, warm_up
+from topas.online.near.policy import TOPAS_SCORE, improve, select_near
 from topas.online.search import compile_search, select
 from topas.policies import policy_names
 from topas.problem import compile_event
@@ -186,7 +186,7 @@ def near_exact(repeats: int, seeds: Sequence[int] = range(1, 8)) -> list[Figure]
     The search alone, from the compiled event to the state: the median over the seeds of the best of the
     repeats. Whole decisions: the ratio of the medians. Gains are known from the first repeat on, to both.
     """
-    warm_up()
+    TOPAS_SCORE.prepare()
     found = []
     for waiting, agents, aim_ms in NEAR_EXACT:
         for cap in (0, 8):

@@ -155,6 +155,11 @@ class Event:
     reuse_counts: Mapping[str, int] = field(default_factory=dict)
     params: Params = field(default_factory=Params)
 
+    def tokens_in_use(self) -> int:
+        """Return what the running requests reserve, with the prefixes that they use (Eq. 2)."""
+        prefixes = sum(self.agents[a] for a in {request.agent for request in self.running})
+        return prefixes + sum(request.reserve_tokens for request in self.running)
+
     def cached(self, request: Request) -> int:
         """Return how many tokens of a request's prompt are in GPU memory."""
         return request.cached_tokens

@@ -239,6 +239,11 @@ def select(event: Event) -> Decision:
     problem = compile_event(event)
     active, data, best, scratch = compile_search(problem)
     search(active, event.params.M, data, best, scratch)
+    return decision_from(problem, best)
+
+
+def decision_from(problem: Problem, best: Best) -> Decision:
+    """Return the decision that leads to the best state; without one, nothing is changed."""
     if not best.counts[0]:
         return decision_of(problem, [], [], ())
     count = best.counts[1]
@@ -247,17 +252,20 @@ def select(event: Event) -> Decision:
     return decision_of(problem, admit, preempt, tuple(int(gain) for gain in best.gains[:count]))
 
 
-def warm_up() -> None:
-    """Compile the search, or load it compiled from the cache: seconds once, milliseconds afterwards."""
+def small_event() -> Event:
+    """Return an event that any search decides at once: what compiled code is loaded with."""
     task = TaskState(0.0, dag_of({"stage": ()}), (residual_of_seconds((1.0,)),))
     request = Request("request", "task", "stage", "agent", 1, 1.0)
-    select(
-        Event(
-            time_s=0.0,
-            budget_tokens=1,
-            agents={"agent": 0},
-            tasks={"task": task},
-            waiting=(request,),
-            running=(),
-        )
+    return Event(
+        time_s=0.0,
+        budget_tokens=1,
+        agents={"agent": 0},
+        tasks={"task": task},
+        waiting=(request,),
+        running=(),
     )
+
+
+def warm_up() -> None:
+    """Compile the search, or load it compiled from the cache: seconds once, milliseconds afterwards."""
+    select(small_event())

@@ -117,7 +117,7 @@ def admit_from_head(event: Event, order: Iterable[Request]) -> list[Request]:
     A prefix without running requests is evictable, so only the agents of Q' count (Eq. 2).
     """
     agents = {request.agent for request in event.running}
-    tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
+    tokens = event.tokens_in_use()
     room = event.params.max_running or len(event.waiting) + len(event.running)
     if event.params.K:
         room = min(room, len(event.running) + event.params.K)

@@ -415,13 +415,9 @@ class Engine:
         cached = self.cached_tokens(job.request)
         prompt = job.round.input_tokens + job.generated
         passed = self.prefilled - job.joined_at if isinstance(self.policy, QueuePolicy) else 0
-        seen = job.seen
-        if (seen.service_s, seen.cached_tokens, seen.input_tokens, seen.passed_tokens) != (
-            service_s,
-            cached,
-            prompt,
-            passed,
-        ):
+        facts = (service_s, cached, prompt, passed, job.preemptions)
+        if job.facts != facts:
+            job.facts = facts
             job.seen = replace(
                 job.request,
                 service_s=service_s,

@@ -22,7 +22,8 @@ class Phase(Enum):
 class Job:
     """One request from the moment it is ready until it is finished.
 
-    ``request`` are its lasting facts, ``seen`` how a policy last saw it in the queue.
+    ``request`` are its lasting facts, ``seen`` how a policy last saw it in the queue, by
+    its passing ``facts``.
     ``generated`` is exact except while decoding, where it lags: the engine counts decode steps once for
     the whole batch (see ``Engine.generated``). ``held`` are its dynamic KV tokens, lagging alike;
     ``copied`` of them are a copy of the prefix, until its prefill is done. ``cold``: its prefill computes
@@ -31,9 +32,9 @@ class Job:
     """
 
     __slots__ = (
-        "agent", "cold", "copied", "credit_ns", "finish_step", "fixed", "generated", "held", "join_step",
-        "joined_at", "kept", "live", "phase", "preemptions", "prefill_tokens", "profiled_ns", "request",
-        "round", "round_index", "seen", "service_ns", "stage", "start_s",
+        "agent", "cold", "copied", "credit_ns", "facts", "finish_step", "fixed", "generated", "held",
+        "join_step", "joined_at", "kept", "live", "phase", "preemptions", "prefill_tokens", "profiled_ns",
+        "request", "round", "round_index", "seen", "service_ns", "stage", "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
@@ -41,6 +42,7 @@ class Job:
     ) -> None:
         self.request = request
         self.seen = request
+        self.facts: tuple[float, int, int, int, int] | None = None
         self.live = live
         self.stage = stage
         self.agent = request.agent

@@ -181,6 +181,21 @@ def worth(kind, i, j, bit, c, o):
 
 
 @inner
+def change(kind, at, to, on, c, o, x):
+    """Make one change of a choice; return whether there is any.
+
+    A lone column of agent ``to`` or a running request is chosen or given up, a task gets the column ``to``.
+    """
+    if kind == LONE:
+        set_lone(at, to, on, c, x)
+    elif kind == TASK:
+        set_task(at, to, o, x)
+    elif kind == STAYS:
+        set_stays(at, on, c, x)
+    return kind >= 0
+
+
+@inner
 def cover(c, o, x):
     """Use every agent of the set, each by what loses least; return whether all could be used."""
     for i in range(o.facts[SIZE]):
@@ -191,7 +206,7 @@ def cover(c, o, x):
         for j in range(c.lone_at[b], c.lone_at[b + 1]):
             loss = -worth(LONE, 0, j, i, c, o)
             if loss < least and c.lone_size[j] <= o.caps[TOKENS]:
-                least, kind, at = loss, LONE, j
+                least, kind, at, to = loss, LONE, j, b
         for t in range(o.facts[TASKS]):
             now = worth(TASK, t, x.task[t], 0, c, o)
             for j in range(o.start[t], o.start[t + 1]):
@@ -204,13 +219,7 @@ def cover(c, o, x):
                 loss = -worth(STAYS, q, 0, 0, c, o)
                 if loss < least:
                     least, kind, at = loss, STAYS, q
-        if kind == LONE:
-            set_lone(at, b, 1, c, x)
-        elif kind == TASK:
-            set_task(at, to, o, x)
-        elif kind == STAYS:
-            set_stays(at, 1, c, x)
-        else:
+        if not change(kind, at, to, 1, c, o, x):
             return False
     return True
 
@@ -295,13 +304,7 @@ def reduce(c, o, x):
                     loss = max(worth(STAYS, q, 0, 0, c, o), 0) / off
                     if loss < least:
                         least, kind, at = loss, STAYS, q
-        if kind == LONE:
-            set_lone(at, to, 0, c, x)
-        elif kind == TASK:
-            set_task(at, to, o, x)
-        elif kind == STAYS:
-            set_stays(at, 0, c, x)
-        else:
+        if not change(kind, at, to, 0, c, o, x):
             return False
     return True
 
@@ -344,13 +347,7 @@ def fill(c, o, x):
                     found = worth(STAYS, q, 0, 0, c, o)
                     if found > top:
                         top, kind, at = found, STAYS, q
-        if kind == LONE:
-            set_lone(at, to, 1, c, x)
-        elif kind == TASK:
-            set_task(at, to, o, x)
-        elif kind == STAYS:
-            set_stays(at, 1, c, x)
-        else:
+        if not change(kind, at, to, 1, c, o, x):
             return
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from topas.decision import Decision
-from topas.event import Event, Request, TaskState
+from topas.event import Event
 from topas.online.near.columns import MOST_AGENTS, MOST_VALUE
 from topas.online.near.order import put_in_order
 from topas.online.near.sets import near_search
-from topas.online.search import Best, Input, compile_search, search
+from topas.online.search import (
+    Best,
+    Input,
+    compile_search,
+    decision_from,
+    search,
+    small_event,
+    warm_up,
+)
 from topas.policies.policy import JointPolicy
 from topas.problem import Problem, compile_event
-from topas.residual import IntArray, residual_of_seconds
-from topas.score import decision_of
-from topas.workflow import dag_of
+from topas.residual import IntArray
 
 NODES = 2000
 LOOKS = 1 << 20
@@ -51,31 +57,15 @@ def select_near(event: Event) -> Decision:
     active, data, best, scratch = compile_search(problem)
     if not improve(problem, active, data, best):
         search(active, event.params.M, data, best, scratch)
-    if not best.counts[0]:
-        return decision_of(problem, [], [], ())
-    put_in_order(best, data)
-    count = best.counts[1]
-    admit = [int(k) for k in best.admitted[:count]]
-    preempt = [k for k in range(len(problem.running)) if not best.kept[k]]
-    return decision_of(problem, admit, preempt, tuple(int(gain) for gain in best.gains[:count]))
+    if best.counts[0]:
+        put_in_order(best, data)
+    return decision_from(problem, best)
 
 
-def warm_up() -> None:
-    """Compile the search, or load it compiled from the cache: a minute once, milliseconds afterwards."""
-    task = TaskState(0.0, dag_of({"stage": ()}), (residual_of_seconds((1.0,)),))
-    request = Request("request", "task", "stage", "agent", 1, 1.0)
-    event = Event(
-        time_s=0.0,
-        budget_tokens=2,
-        agents={"agent": 0},
-        tasks={"task": task},
-        waiting=(request,),
-        running=(),
-    )
-    select_near(event)
-    problem = compile_event(event)
-    active, data, best, scratch = compile_search(problem)
-    search(active, event.params.M, data, best, scratch)
+def _warm_up() -> None:
+    """Compile both searches, or load them compiled from the cache: a minute once, milliseconds afterwards."""
+    warm_up()
+    select_near(small_event())
 
 
-TOPAS_SCORE = JointPolicy("topas-score", select_near, warm_up)
+TOPAS_SCORE = JointPolicy("topas-score", select_near, _warm_up)

@@ -79,7 +79,10 @@ def pop(heap, size, agent):
 
 @numba.njit(cache=True)
 def push_run(run, n, finish, node):
-    """Put a request that finishes at a step into a batch of n, a binary heap by that step."""
+    """Put a request that finishes at a step into a batch of n, a binary heap by that step.
+
+    The heap of :func:`push` once more: a view of one agent's queue for either costs a tenth of a decision.
+    """
     i = n
     while i > 0:
         up = (i - 1) >> 1
@@ -112,6 +115,22 @@ def pop_run(run, n):
     run[i, 0] = finish
     run[i, 1] = node
     return first
+
+
+@numba.njit(cache=True)
+def line_up(rule, node, arrival, cached, depth, task, agent, left, stages, size, heap):
+    """Put a waiting request into its agent's queue, a heap by the rule's rank."""
+    rank = rank_of(rule, node, arrival[node], cached, depth, task, left, stages)
+    push(heap, size, agent[node], rank, node)
+
+
+@numba.njit(cache=True)
+def come(rule, node, came, now, arrival, cached, depth, task, agent, left, stages, size, weight, heap):
+    """Let an expected request arrive."""
+    now[node] = WAITING
+    arrival[node] = came
+    line_up(rule, node, arrival, cached, depth, task, agent, left, stages, size, heap)
+    weight[agent[node]] += 1.0 / left[task[node]]
 
 
 @numba.njit(cache=True)
@@ -187,9 +206,8 @@ def queue_up(rule, status, arrival, cached, depth, task, agent, left, stages, si
     weight[:] = 0.0
     for node in range(len(status)):
         if status[node] == WAITING:
-            a = agent[node]
-            push(heap, size, a, rank_of(rule, node, arrival[node], cached, depth, task, left, stages), node)
-            weight[a] += 1.0 / left[task[node]]
+            line_up(rule, node, arrival, cached, depth, task, agent, left, stages, size, heap)
+            weight[agent[node]] += 1.0 / left[task[node]]
 
 
 @numba.njit(cache=True)
@@ -309,11 +327,7 @@ def play(rule, status, taken, takes, p, s, out, limit):
             now[node] = RUNNING
             admitted += 1
         for k in range(count[ASIDE]):
-            node = aside[k]
-            push(
-                heap, size, agent[node],
-                rank_of(rule, node, arrival[node], cached, depth, task, left, stages), node,
-            )  # fmt: skip
+            line_up(rule, aside[k], arrival, cached, depth, task, agent, left, stages, size, heap)
         count[ASIDE] = 0
         if admitted:
             time += prefill_base + tokens * prefill_token
@@ -339,31 +353,23 @@ def play(rule, status, taken, takes, p, s, out, limit):
                     count[IDLE] += prefix[a]
                 left[t] -= 1
                 stage_left[v] -= 1
-                if following[node] >= 0 and now[following[node]] == FUTURE:
-                    other = following[node]
+                other = following[node]
+                if other >= 0 and now[other] == FUTURE:
                     came += 1
-                    now[other] = WAITING
-                    arrival[other] = came
-                    a = agent[other]
-                    push(heap, size, a, rank_of(rule, other, came, cached, depth, task, left, stages), other)
-                    weight[a] += 1.0 / left[t]
+                    come(
+                        rule, other, came, now, arrival, cached, depth, task, agent, left, stages, size,
+                        weight, heap,
+                    )  # fmt: skip
                 if stage_left[v] == 0:
                     for k in range(after_at[v], after_at[v + 1]):
                         missing[after[k]] -= 1
                         other = first[after[k]]
                         if missing[after[k]] == 0 and other >= 0 and now[other] == FUTURE:
                             came += 1
-                            now[other] = WAITING
-                            arrival[other] = came
-                            a = agent[other]
-                            push(
-                                heap,
-                                size,
-                                a,
-                                rank_of(rule, other, came, cached, depth, task, left, stages),
-                                other,
-                            )
-                            weight[a] += 1.0 / left[t]
+                            come(
+                                rule, other, came, now, arrival, cached, depth, task, agent, left, stages,
+                                size, weight, heap,
+                            )  # fmt: skip
                 if left[t] == 0:
                     unfinished -= 1
                     total += time

@@ -40,17 +40,14 @@ def look_ahead(event: Event) -> Decision:
 
 def fits_as_it_is(event: Event) -> bool:
     """Return whether all running requests may keep running."""
-    agents = {request.agent for request in event.running}
-    tokens = sum(event.agents[a] for a in agents) + sum(r.reserve_tokens for r in event.running)
     most = event.params.max_running
-    return tokens <= event.budget_tokens and (not most or len(event.running) <= most)
+    return event.tokens_in_use() <= event.budget_tokens and (not most or len(event.running) <= most)
 
 
 def may_change(event: Event) -> bool:
     """Return whether any waiting request fits, or requests may be preempted: else there is no choice."""
     in_use = {request.agent for request in event.running}
-    free = event.budget_tokens - sum(event.agents[a] for a in in_use)
-    free -= sum(request.reserve_tokens for request in event.running)
+    free = event.budget_tokens - event.tokens_in_use()
     most = event.params.max_running
     if not event.running or (
         (not most or len(event.running) < most)

@@ -238,6 +238,7 @@ def case_of(event: Event) -> Case:
     after_at = _ends(np.concatenate([s.outdegree for s in structures]))
     before = _joined([s.before for s in structures], starts)
     missing = nodes.stages_of(done, before, before_at, active)
+    expected = outlooks.table()
     table, first, count = nodes.nodes_of(
         np.repeat(np.arange(len(states)), sizes),
         np.concatenate([s.depth for s in structures]),
@@ -246,7 +247,7 @@ def case_of(event: Event) -> Case:
         begun,
         outlook,
         requests[np.argsort(place, kind="stable")],
-        outlooks.table(),
+        expected,
     )
     samples = [_array(o.outputs) for o in outlooks.found]
     ahead = [samples[o] for o in np.unique(table[nodes.OUTLOOK])]
@@ -255,7 +256,7 @@ def case_of(event: Event) -> Case:
     out = nodes.outputs_left(
         table,
         requests,
-        outlooks.table(),
+        expected,
         np.concatenate(samples),
         _ends([len(values) for values in samples]),
         marks,
