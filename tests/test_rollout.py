@@ -50,7 +50,7 @@ def test_a_rule_admits_what_the_queue_policy_of_its_name_admits(workload: str, p
     checked = 0
     for event in recorded_events(workload, 0.05, 12, policy="topas-base"):
         case = case_of(event)
-        scratch, candidates = room_for(case.situation)
+        scratch, candidates = room_for(case)
         row = candidates.taken[0]
         count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
         mine = [case.requests[node].id for node in row[:count]]
@@ -69,7 +69,7 @@ def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks:
     event = next(event for event in found if len(event.tasks) == tasks)
     far = replace(event.params, lookahead=Lookahead(tail=0.0, drain=0.0, horizon=10**6))
     case = case_of(replace(event, params=far))
-    scratch, candidates = room_for(case.situation)
+    scratch, candidates = room_for(case)
     row = candidates.taken[0]
     count = kernel.admit_by(RULES[policy], -1, 0, case.situation.status, case.situation, scratch, row)
     status, out = case.situation.status, case.out[0]
@@ -112,7 +112,7 @@ def test_what_is_chosen_costs_no_more_than_the_best_base_rule_by_itself() -> Non
     ]
     for event in itertools.chain(*found):
         case = case_of(event)
-        scratch, candidates = room_for(case.situation)
+        scratch, candidates = room_for(case)
         choice = kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
         if candidates.size[0] == 1:
             continue
@@ -156,7 +156,7 @@ def test_where_nothing_may_change_looking_ahead_would_change_nothing(workload: s
         if may_change(event):
             continue
         case = case_of(event)
-        scratch, candidates = room_for(case.situation)
+        scratch, candidates = room_for(case)
         choice = kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
         assert candidates.size[0] == 1
         assert candidates.takes[choice] == 0
@@ -170,7 +170,7 @@ def test_a_rollout_is_given_up_only_when_it_costs_more_than_the_limit() -> None:
     given_up = 0
     for event in recorded_events("dag-4", 0.08, 12, 0.5)[::5]:
         case = case_of(event)
-        scratch, candidates = room_for(case.situation)
+        scratch, candidates = room_for(case)
         kernel.look_ahead(case.situation, scratch, candidates, case.out, case.lost)
         status, row, takes = case.situation.status, candidates.taken[0], candidates.takes[0]
 
@@ -217,7 +217,7 @@ def test_the_drain_is_the_time_of_all_work_at_the_speed_of_its_first_half() -> N
     def cost(drain: float) -> float:
         settled = replace(event.params, lookahead=Lookahead(tail=0.0, drain=drain))
         case = case_of(replace(event, params=settled))
-        scratch, candidates = room_for(case.situation)
+        scratch, candidates = room_for(case)
         row = candidates.taken[0]
         status, out = case.situation.status, case.out[0]
         count = kernel.admit_by(kernel.LPM, -1, 0, status, case.situation, scratch, row)

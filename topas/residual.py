@@ -21,10 +21,11 @@ FloatArray = npt.NDArray[np.float64]
 class Residual:
     """A distribution over the remaining service of one stage; immutable, compared by identity.
 
-    ``values_ns`` are the distinct outcomes in increasing order, ``probs`` their probabilities.
+    ``values_ns`` are the distinct outcomes in increasing order, ``probs`` their probabilities. It is
+    ``finished`` if no service is left with certainty.
     """
 
-    __slots__ = ("_scenarios", "mean_ns", "probs", "samples_ns", "values_ns")
+    __slots__ = ("_scenarios", "finished", "mean_ns", "probs", "samples_ns", "values_ns")
 
     def __init__(self, samples_ns: Iterable[int]) -> None:
         samples = np.sort(np.fromiter(samples_ns, dtype=np.int64))
@@ -36,12 +37,8 @@ class Residual:
         self.values_ns: IntArray = values
         self.probs: FloatArray = counts / samples.size
         self.mean_ns = float(samples.mean())
+        self.finished = bool(values[-1] == 0)
         self._scenarios: dict[tuple[str, int, int], IntArray] = {}
-
-    @property
-    def finished(self) -> bool:
-        """Return whether no service is left with certainty."""
-        return bool(self.values_ns[-1] == 0)
 
     def scenarios(self, stage: str, count: int, seed: int) -> IntArray:
         """Return ``count`` equally likely outcomes, a Latin hypercube margin of this distribution.

@@ -6,6 +6,7 @@ This is the one judge: search, exact models, simulator and server all use these 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -89,10 +90,14 @@ def decision_on(event: Event, admit: Iterable[str], preempt: Iterable[str] = ())
     KeyError
         if an id is not waiting or not running, respectively.
     """
-    problem = compile_event(event)
+    chosen = tuple(admit)
+    names = frozenset(chosen)
+    # No term depends on tasks of which nothing is admitted or runs.
+    tasks = {request.task for request in event.waiting if request.id in names}
+    problem = compile_event(replace(event, waiting=[r for r in event.waiting if r.task in tasks]))
     waiting = {r.id: k for k, r in enumerate(problem.waiting)}
     running = {r.id: k for k, r in enumerate(problem.running)}
-    admitted = [waiting[i] for i in admit]
+    admitted = [waiting[i] for i in chosen]
     return decision_of(
         problem, admitted, [running[i] for i in preempt], conditional_gains_ns(problem, admitted)
     )

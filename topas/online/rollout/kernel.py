@@ -456,14 +456,17 @@ def propose(rule, force, most, dropped, p, s, c):
 
 @numba.njit(cache=True)
 def best_base(p, s, c, out):
-    """Return the place of the base rule that does best by itself."""
+    """Return the place of the base rule that does best by itself; ``played[b, k]`` are its costs."""
+    c.base_cost[:] = 0.0
     for k in range(len(out)):
         best, slack = NEVER, 1.0 + p.race / np.sqrt(k + 1.0)
         for b in range(len(p.bases)):
             if c.base_cost[b] < NEVER:
                 i = c.reference[b]
                 limit = best * slack - c.base_cost[b]
-                c.base_cost[b] += play(p.bases[b], c.status[i], c.taken[i], c.takes[i], p, s, out[k], limit)
+                cost = play(p.bases[b], c.status[i], c.taken[i], c.takes[i], p, s, out[k], limit)
+                c.played[b, k] = cost
+                c.base_cost[b] += cost
                 best = min(best, c.base_cost[b])
         for b in range(len(p.bases)):
             if c.base_cost[b] > best * slack:
@@ -501,22 +504,21 @@ def look_ahead(p, s, c, out, lost):
         for node in range(len(p.status)):
             if p.ghost[node]:
                 c.status[i, node] = WAITING
-    c.base_cost[:] = 0.0
     base = best_base(p, s, c, out)
     own = c.reference[base]
     c.cost[:n] = 0.0
-    # The reference comes first: the others need not be followed beyond its cost.
     for k in range(len(out)):
-        best, slack = NEVER, 1.0 + p.race / np.sqrt(k + 1.0)
-        for j in range(-1, n):
-            i = own if j < 0 else j
-            if j == own or c.cost[i] >= NEVER:
+        # The others need not be followed beyond the reference's cost, which is known.
+        c.cost[own] += c.played[base, k]
+        best, slack = c.cost[own], 1.0 + p.race / np.sqrt(k + 1.0)
+        for i in range(n):
+            if i == own or c.cost[i] >= NEVER:
                 continue
             c.out[:] = out[k]
             for node in range(len(p.status)):
                 if p.status[node] == RUNNING and c.status[i, node] == WAITING:
                     c.out[node] += lost[node]
-            limit = NEVER if i == own else best * slack - c.cost[i]
+            limit = best * slack - c.cost[i]
             c.cost[i] += play(p.bases[base], c.status[i], c.taken[i], c.takes[i], p, s, c.out, limit)
             best = min(best, c.cost[i])
         for i in range(n):

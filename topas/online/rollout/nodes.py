@@ -90,6 +90,25 @@ def nodes_of(task, depth, missing, more, begun, outlook, requests, outlooks):
 
 
 @numba.njit(cache=True)
+def smallest(agent, reserve, agents):
+    """Return the smallest reservation of each agent's requests."""
+    least = np.full(agents, np.int64(1) << 62)
+    for node in range(len(agent)):
+        least[agent[node]] = min(least[agent[node]], reserve[node])
+    return least
+
+
+@numba.njit(cache=True)
+def lengths_known(table, outputs, outputs_at):
+    """Return whether every request's output length is certain: one length was seen of its stage."""
+    for node in range(table.shape[1]):
+        o = table[OUTLOOK, node]
+        if outputs[outputs_at[o]] != outputs[outputs_at[o + 1] - 1]:
+            return False
+    return True
+
+
+@numba.njit(cache=True)
 def outputs_left(table, requests, outlooks, outputs, outputs_at, marks, scenarios):
     """Return the output tokens still to come by scenario and node.
 

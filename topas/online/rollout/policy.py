@@ -29,7 +29,7 @@ def look_ahead(event: Event) -> Decision:
         return decision_on(event, ())
     case = case_of(event)
     situation = case.situation
-    scratch, candidates = room_for(situation)
+    scratch, candidates = room_for(case)
     choice = kernel.look_ahead(situation, scratch, candidates, case.out, case.lost)
     taken = candidates.taken[choice, : candidates.takes[choice]]
     if not len(taken) and not event.running:

@@ -116,6 +116,7 @@ class Candidates(NamedTuple):
     key: IntArray
     cost: FloatArray
     base_cost: FloatArray
+    played: FloatArray
     reference: IntArray
     out: IntArray
 
@@ -249,16 +250,17 @@ def case_of(event: Event) -> Case:
         requests[np.argsort(place, kind="stable")],
         expected,
     )
-    samples = [_array(o.outputs) for o in outlooks.found]
-    ahead = [samples[o] for o in np.unique(table[nodes.OUTLOOK])]
-    known = all(values[0] == values[-1] for values in ahead)
-    marks = np.resize(MARKS, table.shape[1])
+    samples, means = zip(*(_lengths(o.outputs) for o in outlooks.found), strict=True)
+    lengths, lengths_at = np.concatenate(samples), _ends([len(values) for values in samples])
+    known = nodes.lengths_known(table, lengths, lengths_at)
+    size = table.shape[1]
+    marks = MARKS[:size] if size <= len(MARKS) else np.resize(MARKS, size)
     out = nodes.outputs_left(
         table,
         requests,
         expected,
-        np.concatenate(samples),
-        _ends([len(values) for values in samples]),
+        lengths,
+        lengths_at,
         marks,
         1 if known else settings.scenarios,
     )
@@ -294,20 +296,18 @@ def case_of(event: Event) -> Case:
         stages=np.maximum(sizes, left),
         age=age,
         prefix=_ints(agents.prefix),
-        smallest=_smallest(agent, table[nodes.RESERVE], many),
+        smallest=nodes.smallest(agent, table[nodes.RESERVE], many),
         resident=resident,
         agent_waits=waits,
-        may_drop=_may_drop(
-            requests, np.array([v.mean() for v in samples])[outlook[place]], many, settings.preempt
-        ),
+        may_drop=_may_drop(requests, np.array(means)[outlook[place]], many, settings.preempt),
         bases=_BASES,
         rules=_RULES,
         caps=_CAPS,
         least=int(table[nodes.RESERVE].min()),
         running=bool(event.running),
         budget=event.budget_tokens,
-        max_running=event.params.max_running or table.shape[1],
-        most_changes=event.params.K or table.shape[1],
+        max_running=event.params.max_running or size,
+        most_changes=event.params.K or size,
         host=costs.host,
         prefill_base=costs.prefill_base_s,
         prefill_token=costs.prefill_s_per_token,
@@ -333,22 +333,24 @@ def _stages(
     The outlook of a stage that is done means nothing, unless it still has requests.
     """
     rows: list[tuple[bool, int, int, int]] = []
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int], tuple[bool, int, int, int]] = {}
+    over = (True, 0, 0, 0)
     for state in states:
-        for k, residual in enumerate(state.residuals):
-            finished = residual.finished
-            if finished and len(rows) not in requests:
-                rows.append((True, 0, 0, 0))
+        if state.outlooks:
+            seen, counts = state.outlooks, state.requests
+        else:
+            at = len(rows)
+            seen = tuple(_outlook(event, r, requests.get(at + k)) for k, r in enumerate(state.residuals))
+            counts = (0,) * len(seen)
+        for residual, outlook, done in zip(state.residuals, seen, counts, strict=True):
+            if residual.finished:
+                rows.append((True, done, outlooks.place(outlook), 0) if len(rows) in requests else over)
                 continue
-            if state.outlooks:
-                outlook, done = state.outlooks[k], state.requests[k]
-            else:
-                outlook, done = _outlook(event, residual, requests.get(len(rows))), 0
-            place = outlooks.place(outlook)
-            more = 0 if finished else known.get((place, done))
-            if more is None:
-                more = known[place, done] = requests_left(outlook.counts, done)
-            rows.append((finished, done, place, more))
+            row = known.get((id(outlook), done))
+            if row is None:
+                more = requests_left(outlook.counts, done)
+                row = known[id(outlook), done] = (False, done, outlooks.place(outlook), more)
+            rows.append(row)
     return _ints(rows)
 
 
@@ -357,13 +359,6 @@ def _outlook(event: Event, residual: Residual, request: Request | None) -> Outlo
     service_s = residual.mean_ns / 1e9 if request is None else request.service_s
     tokens = max(round(service_s / token_s(event)), 1)
     return Outlook("" if request is None else request.agent, 0, tokens, (tokens,), (1,))
-
-
-def _smallest(agent: IntArray, reserve: IntArray, agents: int) -> IntArray:
-    """Return the smallest reservation of each agent's requests."""
-    least = np.full(agents, np.iinfo(np.int64).max >> 1)
-    np.minimum.at(least, agent, reserve)
-    return least
 
 
 def _may_drop(requests: IntArray, outputs: FloatArray, agents: int, share: float) -> Flags:
@@ -395,8 +390,10 @@ def requests_left(counts: tuple[int, ...], done: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _array(outputs: tuple[int, ...]) -> IntArray:
-    return np.array(outputs, dtype=np.int64)
+def _lengths(outputs: tuple[int, ...]) -> tuple[IntArray, float]:
+    """Return output lengths as an array, and their mean."""
+    lengths = np.array(outputs, dtype=np.int64)
+    return lengths, float(lengths.mean())
 
 
 @lru_cache(maxsize=65536)
@@ -404,8 +401,9 @@ def _seed(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
-    """Return scratch arrays for a situation."""
+def room_for(case: Case) -> tuple[Scratch, Candidates]:
+    """Return scratch arrays for a case."""
+    situation, scenarios = case.situation, len(case.out)
     nodes, agents, bases = len(situation.task), len(situation.prefix), len(situation.bases)
     most = bases + len(situation.rules) + len(situation.caps) + 2 + agents * (1 + bases)
     scratch = Scratch(
@@ -432,6 +430,7 @@ def room_for(situation: Situation) -> tuple[Scratch, Candidates]:
         key=_room(most),
         cost=np.empty(most),
         base_cost=np.empty(bases),
+        played=np.empty((bases, scenarios)),
         reference=_room(bases),
         out=_room(nodes),
     )
