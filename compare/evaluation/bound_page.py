@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from compare.evaluation.draw import Setting
 from compare.evaluation.parts import BoundedTrace
+from compare.evaluation.plan import Target
 from compare.report import markdown_table, number, percent
 from compare.whole import Bounds, Schedule
 
+Key = tuple[str, int | None, float | None]
 MEAN = "mean_jct_s"
+BOUND, KNOWN = "bound", "best known"
+"""What stands beside the policies in :class:`Reach`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +68,63 @@ def bound_rows(
     return tuple(rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far mean JCT could fall: changes against the best baseline, averaged over the loads of a workload.
+
+    ``changes[BOUND]`` is the change that a schedule at the bound would have: none has a lower one.
+    ``target`` is what was aimed at, None for nothing.
+    """
+
+    workload: str
+    outputs: str
+    target: float | None
+    changes: Mapping[str, float]
+
+
+def reaches(rows: Sequence[BoundRow], targets: Sequence[Target]) -> tuple[Reach, ...]:
+    """Average what is known over the loads; a workload with a failed item says nothing of that item."""
+    aims: dict[Key, float] = {(t.workload, t.prefix_tokens, t.output_sigma): t.mean / 100 for t in targets}
+    groups: dict[Key, list[BoundRow]] = {}
+    for row in rows:
+        key = (row.setting.workload, row.setting.prefix_tokens, row.setting.output_sigma)
+        groups.setdefault(key, []).append(row)
+    found = []
+    for key, group in groups.items():
+        items = [{BOUND: row.bound_s, KNOWN: row.best_known_s, **row.policies} for row in group]
+        changes = {}
+        for name in items[0]:
+            pairs = [(item.get(name), row.baseline_s) for item, row in zip(items, group, strict=True)]
+            ratios = [value / rival - 1 for value, rival in pairs if value is not None and rival]
+            if len(ratios) == len(group):
+                changes[name] = fmean(ratios)
+        found.append(Reach(key[0], group[0].setting.outputs, aims.get(key), changes))
+    return tuple(found)
+
+
+def reach_table(found: Sequence[Reach]) -> str:
+    """Return a row a workload: target, what the bound leaves, best known, policies."""
+    names = list(dict.fromkeys(name for one in found for name in one.changes))
+    lines = [
+        [f"`{one.workload}`", one.outputs, "" if one.target is None else percent(one.target)]
+        + [percent(one.changes[name]) if name in one.changes else "failed" for name in names]
+        for one in found
+    ]
+    return markdown_table(["workload", "outputs", "target", *names], lines)
+
+
 def bound_table(rows: Sequence[BoundRow]) -> str:
     """Return a row a trace; in brackets how far above the bound."""
     policies = list(dict.fromkeys(name for row in rows for name in row.policies))
     lines = []
     for row in rows:
         bound = "failed" if row.bound_s is None else f"{number(row.bound_s)} ({row.bound})"
-        line = [f"`{row.setting.workload}`", f"{row.setting.load:g}", bound]
+        line = [f"`{row.setting.workload}`", row.setting.outputs, f"{row.setting.load:g}", bound]
         line.append(_value(row, row.best_known_s, row.best_known_by))
         line.append(_value(row, row.baseline_s, row.baseline))
         line += [_value(row, row.policies.get(name)) for name in policies]
         lines.append(line)
-    return markdown_table(["workload", "load", "bound", "best known", "best baseline", *policies], lines)
+    return markdown_table(["workload", "outputs", "load", BOUND, KNOWN, "best baseline", *policies], lines)
 
 
 def _value(row: BoundRow, value_s: float | None, by: str = "") -> str:

@@ -112,14 +112,17 @@ def robustness_runs(plan: Plan) -> tuple[Run, ...]:
 def bounded_traces(plan: Plan, bound_s: float, improve_s: float) -> tuple[BoundedTrace, ...]:
     """Return traces to prove bounds of and to look for good schedules of, for so many seconds each."""
     profile, part = engine(plan), plan.bound
-    options = WorkloadOptions(prefix_tokens=part.prefix_tokens, output_sigma=part.output_sigma or None)
     found = []
-    for name in part.workloads:
-        points = Points(tuple(part.loads), loads=True, seeds=(part.seed,), tasks=part.tasks, options=options)
-        for load, source in zip(part.loads, sources_of(name, points, profile), strict=True):
-            setting = Setting(name, part.prefix_tokens, _sigma(name, part.output_sigma), load)
-            draw = Draw(setting, part.seed, part.tasks, profile)
-            found.append(_bounded(draw, source, plan, bound_s, improve_s))
+    for row in part.workloads:
+        for sigma in row.sigmas:
+            options = WorkloadOptions(prefix_tokens=part.prefix_tokens, output_sigma=sigma or None)
+            points = Points(
+                tuple(part.loads), loads=True, seeds=(part.seed,), tasks=part.tasks, options=options
+            )
+            for load, source in zip(part.loads, sources_of(row.name, points, profile), strict=True):
+                setting = Setting(row.name, part.prefix_tokens, sigma, load)
+                draw = Draw(setting, part.seed, part.tasks, profile)
+                found.append(_bounded(draw, source, plan, bound_s, improve_s))
     return tuple(found)
 
 

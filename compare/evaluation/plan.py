@@ -152,9 +152,8 @@ class Robustness(_Section):
 class BoundPart(_Section):
     """Traces that are put beside their lower bounds and the best schedules known."""
 
-    workloads: Workloads
+    workloads: Annotated[list[WorkloadRow], Field(min_length=1)]
     prefix_tokens: Tokens
-    output_sigma: Sigma
     loads: Loads
     seed: Seed
     tasks: Count

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from compare.cell import METRICS, TIMINGS
-from compare.evaluation.bound_page import BoundRow
+from compare.evaluation.bound_page import BoundRow, Reach
 from compare.evaluation.changes import JCT, Average, Change, Reached, Results, excludes_zero
 from compare.evaluation.draw import Setting
 
@@ -72,6 +72,14 @@ def bound_json(rows: Iterable[BoundRow]) -> list[Row]:
             **{f"{name}_s": value for name, value in row.policies.items()},
         }
         for row in rows
+    ]
+
+
+def reach_json(found: Iterable[Reach]) -> list[Row]:
+    """Return a row a workload: target and changes, as shares of the best baseline."""
+    return [
+        {"workload": one.workload, "outputs": one.outputs, "target": one.target, **one.changes}
+        for one in found
     ]
 
 
