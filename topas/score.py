@@ -92,7 +92,7 @@ def decision_on(event: Event, admit: Iterable[str], preempt: Iterable[str] = ())
     """
     chosen = tuple(admit)
     names = frozenset(chosen)
-    # No term depends on tasks of which nothing is admitted or runs.
+    # No term depends on the waiting requests of a task of which none is admitted.
     tasks = {request.task for request in event.waiting if request.id in names}
     problem = compile_event(replace(event, waiting=[r for r in event.waiting if r.task in tasks]))
     waiting = {r.id: k for k, r in enumerate(problem.waiting)}

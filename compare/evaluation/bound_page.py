@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +13,6 @@ from compare.evaluation.plan import Target
 from compare.report import markdown_table, number, percent
 from compare.whole import Bounds, Schedule
 
-Key = tuple[str, int | None, float | None]
 MEAN = "mean_jct_s"
 BOUND, KNOWN = "bound", "best known"
 """What stands beside the policies in :class:`Reach`."""
@@ -70,27 +69,25 @@ def bound_rows(
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far mean JCT could fall: changes against the best baseline, averaged over the loads of a workload.
+    """How far mean JCT could fall: changes against the best baseline, averaged over the loads of a setting.
 
     ``changes[BOUND]`` is the change that a schedule at the bound would have: none has a lower one.
     ``target`` is what was aimed at, None for nothing.
     """
 
-    workload: str
-    outputs: str
+    setting: Setting
     target: float | None
     changes: Mapping[str, float]
 
 
 def reaches(rows: Sequence[BoundRow], targets: Sequence[Target]) -> tuple[Reach, ...]:
-    """Average what is known over the loads; a workload with a failed item says nothing of that item."""
-    aims: dict[Key, float] = {(t.workload, t.prefix_tokens, t.output_sigma): t.mean / 100 for t in targets}
-    groups: dict[Key, list[BoundRow]] = {}
+    """Average what is known over the loads; a setting with a failed item says nothing of that item."""
+    aims = {Setting(t.workload, t.prefix_tokens, t.output_sigma, 0.0): t.mean / 100 for t in targets}
+    groups: dict[Setting, list[BoundRow]] = {}
     for row in rows:
-        key = (row.setting.workload, row.setting.prefix_tokens, row.setting.output_sigma)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(replace(row.setting, load=0.0), []).append(row)
     found = []
-    for key, group in groups.items():
+    for setting, group in groups.items():
         items = [{BOUND: row.bound_s, KNOWN: row.best_known_s, **row.policies} for row in group]
         changes = {}
         for name in items[0]:
@@ -98,15 +95,15 @@ def reaches(rows: Sequence[BoundRow], targets: Sequence[Target]) -> tuple[Reach,
             ratios = [value / rival - 1 for value, rival in pairs if value is not None and rival]
             if len(ratios) == len(group):
                 changes[name] = fmean(ratios)
-        found.append(Reach(key[0], group[0].setting.outputs, aims.get(key), changes))
+        found.append(Reach(setting, aims.get(setting), changes))
     return tuple(found)
 
 
 def reach_table(found: Sequence[Reach]) -> str:
-    """Return a row a workload: target, what the bound leaves, best known, policies."""
+    """Return a row a setting: target, what the bound leaves, best known, policies."""
     names = list(dict.fromkeys(name for one in found for name in one.changes))
     lines = [
-        [f"`{one.workload}`", one.outputs, "" if one.target is None else percent(one.target)]
+        [f"`{one.setting.workload}`", one.setting.outputs, "" if one.target is None else percent(one.target)]
         + [percent(one.changes[name]) if name in one.changes else "failed" for name in names]
         for one in found
     ]

@@ -76,9 +76,14 @@ def bound_json(rows: Iterable[BoundRow]) -> list[Row]:
 
 
 def reach_json(found: Iterable[Reach]) -> list[Row]:
-    """Return a row a workload: target and changes, as shares of the best baseline."""
+    """Return a row a setting: target and changes, as shares of the best baseline."""
     return [
-        {"workload": one.workload, "outputs": one.outputs, "target": one.target, **one.changes}
+        {
+            "workload": one.setting.workload,
+            "outputs": one.setting.outputs,
+            "target": one.target,
+            **one.changes,
+        }
         for one in found
     ]
 
