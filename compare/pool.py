@@ -151,7 +151,8 @@ def _attempts(
     )
     outcomes = pool(delayed(_attempt)(work.do, item, paths[item]) for item in todo)
     try:
-        yield from outcomes
+        for outcome in outcomes:  # noqa: UP028  `yield from` would close them before the warning is off
+            yield outcome
     finally:
         with warnings.catch_warnings():
             # joblib warns that items under way are given up: that is what an interrupt asks for.

@@ -66,8 +66,8 @@ def test_the_plan_is_complete_and_its_grid_has_the_size_that_it_says() -> None:
     plan = load_plan()
     assert tuple(plan.baselines) == BASELINES
     assert plan.policies == ["topas", "topas-paper"]
-    assert plan.seeds.development == [1, 2, 3, 11, 12]
-    assert plan.seeds.held_out == [101, 102, 103, 104, 105]
+    assert not set(plan.seeds.development) & set(plan.seeds.held_out)
+    assert plan.seeds.held_out == [201, 202, 203, 204, 205]
     runs = parts.main_runs(plan)
     by_workload = Counter(run.draw.setting.workload for run in runs)
     each = 3 * 4 * 5 * 9  # prefixes, loads, seeds, policies
@@ -103,12 +103,12 @@ def test_each_target_is_of_something_that_is_run_and_none_is_doubled() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ("held_out = [101", "held_out = [3", "seeds"),
+        ("held_out = [201", "held_out = [3", "seeds"),
         ('name = "dag-4"', 'name = "dag-5"', "workloads"),
         ("lookahead = { preempt = 0.0 }", "lookahead = { preemt = 0.0 }", "preemt"),
         ('"deaths"', '"death"', "cases"),
         ("tasks = 100", "tasks = 0", "tasks"),
-        ("tasks = 100", "tasks = ", ".toml:11: expected TOML"),
+        ("tasks = 100", "tasks = ", ".toml:12: expected TOML"),
         (
             "prefix_tokens = 12000\noutput_sigma = 0.0\nmean",
             "prefix_tokens = 9000\noutput_sigma = 0.0\nmean",
@@ -397,6 +397,7 @@ def test_every_case_is_playable_at_its_load_and_the_same_each_time(name: str) ->
         ]
         run = Run(draw, "lpm", "lpm")
         assert run.answer()["mean_jct_s"] > 0
+        assert engine.host_cache == (name != "no-host-tier")
         assert (engine.kv_budget_tokens < STUDY.kv_budget_tokens) == (name == "tiny-memory")
 
 
@@ -442,8 +443,8 @@ def small_plan(tmp_path: Path) -> Path:
     text = PLAN.read_text()
     for old, new in (
         ("tasks = 100", "tasks = 4"),
-        ("held_out = [101, 102, 103, 104, 105]", "held_out = [101, 102]"),
-        ("seeds = [101, 102, 103]", "seeds = [101]"),
+        ("held_out = [201, 202, 203, 204, 205]", "held_out = [201, 202]"),
+        ("seeds = [201, 202, 203]", "seeds = [201]"),
         ("loads = [0.25, 0.5, 0.75, 1.0]", "loads = [0.5, 1.0]"),
         ("loads = [0.5, 1.0]\n\n# The first", "loads = [1.0]\n\n# The first"),
         ("prefix_tokens = [4000, 8000, 12000]", "prefix_tokens = [12000]"),
@@ -515,12 +516,12 @@ def test_sessions_keep_their_tasks_and_each_seed_draws_other_arrivals(tmp_path: 
     write_trace(trace, path)
     draws = [run.draw for run in parts.session_runs(load_plan(), [str(path)]) if run.policy == "fcfs"]
     assert {(draw.setting.load, draw.seed) for draw in draws} == {
-        (load, seed) for load in (0.25, 0.5, 0.75, 1.0) for seed in range(101, 106)
+        (load, seed) for load in (0.25, 0.5, 0.75, 1.0) for seed in load_plan().seeds.held_out
     }
     played = [draw.played()[0] for draw in draws]
     assert all([t.rounds for t in one.tasks] == [t.rounds for t in trace.tasks] for one in played)
     assert len({one.tasks[0].arrival_s for one in played}) == len(draws)
-    same_seed = [one for one, draw in zip(played, draws, strict=True) if draw.seed == 101]
+    same_seed = [one for one, draw in zip(played, draws, strict=True) if draw.seed == draws[0].seed]
     light, heavy = same_seed[0], same_seed[-1]
     assert light.tasks[-1].arrival_s == pytest.approx(4 * heavy.tasks[-1].arrival_s)
     path.write_text(path.read_text() + "\n")

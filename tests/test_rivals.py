@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from support_sim import SHAPES, Stage, ask, chain, jcts, make_profile, make_trace, single, stepping, watched
 
 from topas.event import Event, Request, TaskState
+from topas.online.foresight import steps_to_execution
 from topas.online.tracker import LiveTask, Tracker
 from topas.policies import BASELINES, PAPER_BASELINES, PAPER_POLICIES, QueuePolicy, get_policy, policy_names
 from topas.profile import load_profile
 from topas.residual import Residual
 from topas.sim import simulate
 from topas.sim.cache import KvCache
-from topas.sim.foresight import steps_to_execution
 from topas.trace import Trace
 from topas.workflow import Workflow, dag_of
 

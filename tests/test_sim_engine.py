@@ -394,6 +394,32 @@ def test_kept_kv_leaves_with_its_prefix(*, host: bool, resume_s: float, recomput
     assert result.metrics["recomputed_tokens"] == recomputed
 
 
+@pytest.mark.parametrize(("leaves_idle", "loads"), [(False, 3), (True, 2)])
+def test_an_idle_prefix_goes_at_once_or_stays_while_there_is_room(*, leaves_idle: bool, loads: int) -> None:
+    trace = make_trace(
+        {"A": 100, "B": 100},
+        *[(100.0 * k, single(agent, ask(10, 2))) for k, agent in enumerate("ABA")],
+    )
+    policy = replace(scripted(admit_all), leaves_idle=leaves_idle)
+    result = simulate(trace, policy, make_profile(), check=True)
+    assert result.metrics["prefix_loads"] == loads
+    assert jcts(result)[2] == 200.0 + (10 if leaves_idle else 110) / 16 + STEP_S
+
+
+@pytest.mark.parametrize(("leaves_idle", "loads"), [(False, 4), (True, 3)])
+def test_of_idle_prefixes_the_one_that_is_wanted_last_goes_first(*, leaves_idle: bool, loads: int) -> None:
+    """A has been idle the longest, but the task of C needs it next; nobody needs B, which goes for C."""
+    trace = make_trace(
+        dict.fromkeys("ABC", 100),
+        (0.0, single("A", ask(5, 5))),
+        (100.0, single("B", ask(5, 5))),
+        (200.0, chain(("C", ask(5, 100)), ("A", ask(5, 5)))),
+    )
+    policy = replace(scripted(admit_all), leaves_idle=leaves_idle)
+    result = simulate(trace, policy, make_profile(kv_budget_tokens=260), check=True)
+    assert result.metrics["prefix_loads"] == loads
+
+
 def test_a_credit_is_stored_at_admission_and_cleared_at_preemption() -> None:
     def decide(event: Event) -> Decision:
         decision = make_decision(event, *_swap_then_back(event))

@@ -156,6 +156,12 @@ CASES = {
     ),
     "bursts-of-10": Case("tasks arrive ten at a time", arrive=partial(in_bursts, size=10)),
     "tiny-memory": Case("room for one prefix and two requests", engine=tiny),
+    "no-host-tier": Case(
+        "evicted prefixes are lost, and computed again",
+        engine=lambda profile, _trace: profile.model_copy(update={"host_cache": False}),
+        workloads=("chain-3", "dag-10-wide", "metagpt-sop", "metagpt-tl"),
+        loads=(0.25, 0.5, 0.75, 1.0),
+    ),
     "one-agent": Case("eight of ten stages are of one agent", workloads=("one-agent",)),
     "deaths": Case(
         "half of the tasks end after a stage drawn for each, unannounced",

@@ -56,7 +56,7 @@ class QueuePolicy:
     """Orders the queue; the engine admits from its head and stops at the first that does not fit.
 
     ``rank`` gives, for the queue at hand, the sort key of a request: smallest first. With ``foresight``
-    the engine evicts by steps to execution and loads ahead (see :mod:`topas.sim.foresight`).
+    the engine evicts by steps to execution and loads ahead (see :mod:`topas.online.foresight`).
     """
 
     name: str
@@ -73,12 +73,15 @@ class QueuePolicy:
 class JointPolicy:
     """Chooses the whole post-decision state.
 
-    ``prepare`` does what would otherwise delay the first decision, such as loading compiled code.
+    ``prepare`` does what would otherwise delay the first decision, such as loading compiled code. A prefix
+    outside R' that nobody uses goes at once (Eq. 2: none is idle); with ``leaves_idle`` it stays until its
+    room is needed, and what is wanted last goes first (see :mod:`topas.online.foresight`).
     """
 
     name: str
     decide: Callable[[Event], Decision]
     prepare: Callable[[], None] = lambda: None
+    leaves_idle: bool = False
 
 
 Policy = QueuePolicy | JointPolicy

@@ -16,6 +16,7 @@ from fractions import Fraction
 from topas.decision import Decision
 from topas.errors import SimulationError
 from topas.event import Event, Params, Request
+from topas.online.foresight import steps_to_execution
 from topas.online.tracker import LiveTask, Tracker
 from topas.policies import Door, JointPolicy, Planned, Policy, QueuePolicy
 from topas.profile import Profile
@@ -23,7 +24,6 @@ from topas.score import decision_on
 from topas.sim.cache import KvCache
 from topas.sim.check import check_decision, check_state
 from topas.sim.decode import run_s, steps_until
-from topas.sim.foresight import steps_to_execution
 from topas.sim.job import Job, Phase
 from topas.sim.ratio import NewTokenRatio, entering_share
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
@@ -77,7 +77,8 @@ class Engine:
         self.followers: list[Job] = []
         self.attended = 0
         self.passes = 0
-        self.foresight = isinstance(policy, QueuePolicy) and policy.foresight
+        self.ahead = isinstance(policy, QueuePolicy) and policy.foresight
+        self.by_steps = self.ahead or (isinstance(policy, JointPolicy) and policy.leaves_idle)
         self.prefilled = 0
         self.now_s = 0.0
         self.step = 0
@@ -258,12 +259,12 @@ class Engine:
     def _schedule(self) -> None:
         """Let the policy decide, if there is anything to decide; make room before and after."""
         self.changed = False
-        if self.foresight:
+        if self.by_steps:
             self.cache.steps = steps_to_execution(self.tracker.tasks.values())
         self.cache.trim(self.now_s)
         if self.waiting:
             self._decide()
-        if self.foresight:
+        if self.ahead:
             self.cache.load_ahead(self.now_s)
         self.cache.trim(self.now_s)
 
@@ -453,7 +454,7 @@ class Engine:
         """Preempt, move idle prefixes off the GPU, admit in greedy order with credits."""
         for name in decision.preempt:
             self._preempt(self.running[name], keep=self.profile.redo == "keep")
-        for agent in self.cache.resident:
+        for agent in () if self.by_steps else self.cache.resident:
             if agent not in decision.resident and agent not in self.cache.active:
                 self.cache.evict_prefix(agent, self.now_s)
         for name, credit_ns in zip(decision.admit, decision.credits_ns, strict=True):

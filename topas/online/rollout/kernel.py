@@ -142,14 +142,16 @@ def eighth_power(x):
 
 
 @numba.njit(cache=True)
-def choose(rule, force, most, free, prefix, smallest, users, there, size, weight, heap):
+def choose(rule, force, most, free, prefix, smallest, users, size, weight, heap):
     """Return the agent whose head is tried next, -1 if none.
 
-    ``lpm``: prefixes in memory first, then longer contexts in memory, then arrival. ``spf``, ``parrot``:
-    deeper stage, earlier task first, whatever is in memory. ``finish``: prefixes in memory, then most
-    finished stages of the task. ``gather``: prefixes in memory, else the agent with the largest sum over its
+    ``lpm``: prefixes in use first, then longer contexts in memory, then arrival. ``spf``, ``parrot``:
+    deeper stage, earlier task first, whatever is in use. ``finish``: prefixes in use, then most
+    finished stages of the task. ``gather``: prefixes in use, else the agent with the largest sum over its
     queue of 1 / unfinished stages. ``agent``: the agent ``force`` first, then as ``finish``. ``most`` caps
     the prefixes in use (0: none). From ``finish`` on, agents none of whose requests fits are passed over.
+
+    An idle prefix that is still in memory has no precedence: it takes as much room from the batch as any.
     """
     used = 0
     if most > 0:
@@ -161,21 +163,21 @@ def choose(rule, force, most, free, prefix, smallest, users, there, size, weight
             continue
         if rule >= FINISH and free < smallest[a] + (prefix[a] if users[a] == 0 else 0):
             continue
-        there_now = 1 if users[a] > 0 or there[a] else 0
+        first = 1 if users[a] > 0 else 0
         if rule in (SPF, PARROT):
-            there_now = 0
+            first = 0
         elif rule == AGENT and a == force:
-            there_now = 2
-        rank = -weight[a] if rule == GATHER and there_now == 0 else np.float64(heap[a, 0, 0])
-        if there_now > best_class or (there_now == best_class and rank < best_rank):
-            best, best_rank, best_class = a, rank, there_now
+            first = 2
+        rank = -weight[a] if rule == GATHER and first == 0 else np.float64(heap[a, 0, 0])
+        if first > best_class or (first == best_class and rank < best_rank):
+            best, best_rank, best_class = a, rank, first
     return best
 
 
 @numba.njit(cache=True)
 def next_fit(
-    rule, force, most, budget, left, task, reserve, prefix, smallest, users, there, size, weight, heap,
-    aside, count,
+    rule, force, most, budget, left, task, reserve, prefix, smallest, users, size, weight, heap, aside,
+    count,
 ):  # fmt: skip
     """Take the next request off the queues that a rule admits, -1 if there is none.
 
@@ -184,7 +186,7 @@ def next_fit(
     """
     free = budget - count[USED]
     while True:
-        a = choose(rule, force, most, free, prefix, smallest, users, there, size, weight, heap)
+        a = choose(rule, force, most, free, prefix, smallest, users, size, weight, heap)
         if a < 0:
             return -1
         node = heap[a, 0, 1]
@@ -288,8 +290,8 @@ def play(rule, status, taken, takes, p, s, out, limit):
                 break  # what is decided now enters alone
             elif n < max_running and count[USED] + least <= budget:
                 node = next_fit(
-                    rule, -1, 0, budget, left, task, reserve, prefix, smallest, users, there, size,
-                    weight, heap, aside, count,
+                    rule, -1, 0, budget, left, task, reserve, prefix, smallest, users, size, weight,
+                    heap, aside, count,
                 )  # fmt: skip
                 if node < 0:
                     break
@@ -400,7 +402,7 @@ def admit_by(rule, force, most, status, p, s, row):
     takes = 0
     while count[BATCH] < p.max_running and takes < p.most_changes:
         node = next_fit(
-            rule, force, most, p.budget, p.left, p.task, reserve, prefix, p.smallest, users, there,
+            rule, force, most, p.budget, p.left, p.task, reserve, prefix, p.smallest, users,
             s.size, s.weight, s.heap, s.aside, count,
         )  # fmt: skip
         if node < 0:

@@ -78,4 +78,4 @@ def _warm_up() -> None:
     look_ahead(Event(0.0, 2, {"A": 1, "B": 1}, tasks, waiting, []))
 
 
-TOPAS = JointPolicy("topas", look_ahead, _warm_up)
+TOPAS = JointPolicy("topas", look_ahead, _warm_up, leaves_idle=True)
