@@ -160,7 +160,7 @@ class FakeEngine:
         self.in_flight: list[tuple[Req, int, bool]] = []
         self.done: list[Req] = []
         self.store: dict[Path, _Page] = {}
-        self.steps = 0
+        self.steps = self.uses = 0
         self.pins = 0
         self.snapshots = 0
         self.taken: list[Req] = []
@@ -185,7 +185,11 @@ class FakeEngine:
 
     def on_gpu(self, agent: Agent) -> int:
         """Return how much of a prefix is in the store."""
-        return len(self._match(tuple(agent.prefix.tolist())))
+        return len(self._found(tuple(agent.prefix.tolist())))
+
+    def touch(self, agent: Agent) -> None:
+        """Make what is there of a prefix the most recently used."""
+        self._match(tuple(agent.prefix.tolist()))
 
     def pin(self, agent: Agent, pin: Pin | None) -> Pin | None:
         """Lock what is there of a prefix instead of what ``pin`` locks."""
@@ -380,14 +384,23 @@ class FakeEngine:
     def _pages(self, path: Path) -> list[Path]:
         return [path[:end] for end in range(self.page_tokens, len(path) + 1, self.page_tokens)]
 
-    def _match(self, tokens: Path) -> Path:
+    def _found(self, tokens: Path) -> Path:
         found: Path = ()
         for key in self._pages(tokens):
             if key not in self.store:
                 break
-            self.store[key].used = self.steps
             found = key
         return found
+
+    def _match(self, tokens: Path) -> Path:
+        found = self._found(tokens)
+        self._use(self._pages(found))
+        return found
+
+    def _use(self, pages: list[Path]) -> None:
+        self.uses += 1
+        for key in pages:
+            self.store.setdefault(key, _Page()).used = self.uses
 
     def _lock(self, path: Path, by: int) -> None:
         for key in self._pages(path):
@@ -422,8 +435,7 @@ class FakeEngine:
     def _keep(self, req: Req, tokens: Path) -> None:
         """Put what a request has computed into the store, and lock it there."""
         pages = self._pages(tokens[: req.computed])
-        for key in pages:
-            self.store.setdefault(key, _Page()).used = self.steps
+        self._use(pages)
         self._lock(pages[-1] if pages else (), 1)
         self._lock(req.locked, -1)
         req.locked = pages[-1] if pages else ()

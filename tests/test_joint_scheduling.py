@@ -19,6 +19,7 @@ from topas.decision import Decision
 from topas.event import Event, Params
 from topas.feasible import violations
 from topas.online.policy import TOPAS_PAPER
+from topas.online.rollout.policy import TOPAS
 from topas.online.sglang.book import Book, Phase
 from topas.online.sglang.config import ServingConfig
 from topas.online.sglang.joint_scheduling import FIRST_PAUSE_S, LONGEST_PAUSE_S, JointScheduling
@@ -31,12 +32,18 @@ PROFILE = load_profile("a100-80g-qwen2.5-32b").model_copy(update={"max_running":
 
 
 def scheduling(
-    engine: FakeEngine, decide: Decide, *, max_running: int = 8, params: Params | None = None
+    engine: FakeEngine,
+    decide: Decide,
+    *,
+    max_running: int = 8,
+    params: Params | None = None,
+    leaves_idle: bool = False,
 ) -> JointScheduling:
     """Return the scheduling of an engine under a policy."""
     profile = PROFILE.model_copy(update={"max_running": max_running, "kv_budget_tokens": engine.kv_tokens})
     book = Book(ServingConfig(), profile, params or Params())
-    made = JointScheduling(engine, book, JointPolicy("test", decide), Counts(), Clock())  # type: ignore[arg-type]
+    policy = JointPolicy("test", decide, leaves_idle=leaves_idle)
+    made = JointScheduling(engine, book, policy, Counts(), Clock())  # type: ignore[arg-type]
     engine.scheduling = made
     return made
 
@@ -104,7 +111,7 @@ class Watch:
             self.fresh.append((event, decision))
             return decision
 
-        made.policy = JointPolicy("watched", watched)
+        made.policy = replace(made.policy, decide=watched)
         self.prefill = made.prefill
         made.prefill = self.watched_prefill  # type: ignore[method-assign]
 
@@ -149,7 +156,10 @@ class Watch:
         assert all(count == 1 for count in cold.values())
 
     def locks(self, event: Event, decision: Decision) -> None:
-        """Assert that R' is locked as far as it is there, and that R_out is gone up to what others share."""
+        """Assert that R' is locked as far as it is there, and that R_out is gone up to what others share.
+
+        With ``leaves_idle`` R_out is not locked, and what this step needs no room for is still there.
+        """
         engine, made = self.engine, self.made
         agents = {entry.agent.id: entry.agent for entry in made.book.entries.values()}
         there = {name: engine.on_gpu(agents[name]) for name in decision.resident}
@@ -157,7 +167,12 @@ class Watch:
         in_use = {e.agent.id for e in made.book.entries.values() if e.phase is not Phase.WAITING}
         for agent in made.book.prefixes:
             if agent.id in event.resident - set(decision.resident) - in_use:
-                path = engine._match(tuple(agent.prefix.tolist()))
+                path = engine._found(tuple(agent.prefix.tolist()))
+                if made.policy.leaves_idle:
+                    whole = agent.prefix_tokens - agent.prefix_tokens % engine.page_tokens
+                    was_idle = all(r.agent != agent.id for r in event.running)
+                    assert len(path) == whole or engine.new or not was_idle
+                    continue
                 assert not path or engine.store[path].locks or engine._is_shared(path)
 
 
@@ -235,9 +250,9 @@ def finish_alone(made: list[Req]) -> None:
 
 
 @many(16)
-@given(engines(), st.integers(0, 10**6))
-def test_topas_serves_every_request(engine: FakeEngine, seed: int) -> None:
-    made = scheduling(engine, TOPAS_PAPER.decide, max_running=engine.max_running)
+@given(engines(), st.integers(0, 10**6), st.sampled_from([TOPAS, TOPAS_PAPER]))
+def test_topas_serves_every_request(engine: FakeEngine, seed: int, policy: JointPolicy) -> None:
+    made = scheduling(engine, policy.decide, max_running=engine.max_running, leaves_idle=policy.leaves_idle)
     Watch(engine, made)
     requests = play(engine, seed, 14)
     nothing_is_left(engine, requests)
@@ -246,9 +261,10 @@ def test_topas_serves_every_request(engine: FakeEngine, seed: int) -> None:
 
 
 @many(40)
-@given(engines(), st.integers(0, 10**6))
-def test_any_feasible_policy_loses_nothing(engine: FakeEngine, seed: int) -> None:
-    made = scheduling(engine, any_feasible(chance(seed)), max_running=engine.max_running)
+@given(engines(), st.integers(0, 10**6), st.booleans())
+def test_any_feasible_policy_loses_nothing(engine: FakeEngine, seed: int, leaves_idle: bool) -> None:  # noqa: FBT001
+    decide = any_feasible(chance(seed))
+    made = scheduling(engine, decide, max_running=engine.max_running, leaves_idle=leaves_idle)
     Watch(engine, made)
     requests = play(engine, seed, 12)
     nothing_is_left(engine, requests)
@@ -635,6 +651,30 @@ def test_a_prefix_that_came_while_first_come_first_served_is_released_like_other
     engine.add(request(1, family=2))
     engine.step()
     assert engine.on_gpu(agent) == 0
+
+
+@pytest.mark.parametrize("leaves_idle", [True, False])
+def test_idle_prefixes_stay_and_the_one_that_is_wanted_last_goes_first(*, leaves_idle: bool) -> None:
+    """Families 1 and 2 are idle, 1 the longer; the task of 3 needs 1 next, so 2 makes room for 3.
+
+    Who lets nothing lie idle has moved both out by then.
+    """
+    engine = FakeEngine(kv_tokens=300, overlap=False)
+    scheduling(engine, admit_all, leaves_idle=leaves_idle)
+
+    def held() -> list[int]:
+        agents = {agent.id: agent for agent in engine.scheduling.book.prefixes}
+        return [engine.on_gpu(agents[f"a{family}"]) for family in (1, 2, 3)]
+
+    for family in (1, 2):
+        engine.add(request(family, family, prefix=80, own=4, outputs=2))
+        drain(engine, 20)
+    facts = {"dag": {"s": {"agent": "a3"}, "t": {"agent": "a1", "after": ["s"]}}, "stage": "s"}
+    engine.add(request(3, 3, prefix=80, own=10, outputs=100, facts=facts))
+    drain(engine, 200)
+    first, second, third = held()
+    assert third == 80
+    assert (first, second < 80) == ((80, True) if leaves_idle else (0, True))
 
 
 def test_after_failures_in_a_row_the_next_event_waits_longer_and_longer() -> None:

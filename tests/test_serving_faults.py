@@ -37,13 +37,13 @@ FAULTS: list[dict[str, int]] = [
     {"offer": 3, "taken": 2},
     {"arrived": 3, "released": 3},
     {"enter": 2, "leave": 3, "snapshot": 4},
-    {"pin": 2, "release": 2},
+    {"pin": 2, "touch": 2},
 ]
 """What raises, and every how often; with a +, behind its work."""
 
 EACH = (
     "event", "offer", "taken", "arrived", "released", "reconcile", "carry_out", "carry_out+", "keep", "keep+",
-    "put_back", "put_back+", "give_up", "give_up+", "show", "pin", "release", "release+",
+    "put_back", "put_back+", "give_up", "give_up+", "show", "pin", "touch", "release", "release+",
     "preempt", "snapshot", "enter", "enter+", "leave", "leave+", "admit", "admit+",
 )  # fmt: skip
 

@@ -132,7 +132,9 @@ def _plant(current: Any) -> None:  # noqa: ANN401
             "released": "released", "reconcile": "reconcile", "carry_out": "_carry_out", "keep": "_keep",
             "put_back": "_preempt", "give_up": "_release", "show": "_show",
         },
-        current.engine: {"pin": "pin", "unpin": "unpin", "release": "release", "preempt": "preempt"},
+        current.engine: {
+            "pin": "pin", "unpin": "unpin", "release": "release", "touch": "touch", "preempt": "preempt",
+        },
         current.book: {"snapshot": "event", "enter": "arrived", "leave": "left", "admit": "admitted"},
     }  # fmt: skip
     for owner, names in planted.items():

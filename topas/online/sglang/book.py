@@ -304,45 +304,40 @@ class Book:
         than fits ``kv_tokens`` alone: the engine lets such a request run alone, so nobody starves. The
         budget, what others leave of these, is never below what runs: keeping everything is feasible.
         """
-        waiting, running = [], []
+        waiting: list[Request] = []
+        running: list[Request] = []
         overdue = self.overdue()
-        agents: dict[str, int] = {}
+        agents = {entry.agent.id: entry.agent.prefix_tokens for entry in self.entries.values()}
+        in_use = {entry.agent.id for entry in self.entries.values() if entry.phase is not Phase.WAITING}
+        there = in_use | set(resident)
+        known = {agent.id: agent.prefix_tokens for agent in self.prefixes if agent.id in there} | agents
+        there &= known.keys()
         for entry in self.entries.values():
-            agents[entry.agent.id] = entry.agent.prefix_tokens
-        for entry in self.entries.values():
-            alone = max(kv_tokens - agents[entry.agent.id], 0)
+            waits = entry.phase is Phase.WAITING
+            if waits and overdue is not None and entry is not overdue:
+                continue
+            agent, own = entry.agent.id, entry.input_tokens - entry.shared_tokens()
             left = max(entry.max_new_tokens - entry.output_tokens, 0)
-            held = entry.input_tokens - entry.shared_tokens() + entry.output_tokens + page_tokens
             if entry.phase is Phase.RUNNING and not entry.ratio_free:
                 left = int(new_token_ratio * left)
+            need = own + entry.output_tokens + page_tokens + left
             request = Request(
                 id=entry.id,
                 task=entry.live.id,
                 stage=entry.live.dag.names[entry.stage],
-                agent=entry.agent.id,
-                reserve_tokens=min(held + left, alone),
+                agent=agent,
+                reserve_tokens=min(need, max(kv_tokens - agents[agent], 0)),
                 service_s=self.tracker.service_s(entry.live, entry.stage, entry.profiled_ns),
                 arrival_s=entry.arrival_s,
-                input_tokens=entry.input_tokens - entry.shared_tokens(),
+                cached_tokens=agents[agent] if waits and agent in there else 0,
+                generated_tokens=0 if waits else entry.output_tokens,
+                credit_s=0.0 if waits else self._credit_s(entry),
+                input_tokens=own,
                 max_new_tokens=entry.max_new_tokens,
                 preemptions=self._preemptions(entry),
             )
-            if entry.phase is Phase.WAITING:
-                if overdue is None or entry is overdue:
-                    waiting.append(request)
-            else:
-                running.append(
-                    replace(request, generated_tokens=entry.output_tokens, credit_s=self._credit_s(entry))
-                )
-        in_use = {request.agent for request in running}
+            (waiting if waits else running).append(request)
         needed = sum(agents[a] for a in in_use) + sum(request.reserve_tokens for request in running)
-        there = in_use | set(resident)
-        known = {agent.id: agent.prefix_tokens for agent in self.prefixes if agent.id in there} | agents
-        there &= known.keys()
-        waiting = [
-            replace(request, cached_tokens=agents[request.agent] if request.agent in there else 0)
-            for request in waiting
-        ]
         event = self.tracker.event(now_s, max(budget_tokens, needed), known, there, waiting, running)
         counts = {agent: count for agent, count in event.reuse_counts.items() if agent in known}
         return replace(event, reuse_counts=counts, params=self._paced(event.params))

@@ -116,6 +116,11 @@ class Engine:
         if pin is not None:
             self.tree.unlock(pin.lock)
 
+    def touch(self, agent: Agent) -> None:
+        """Make what is there of a prefix the most recently used in SGLang's order of eviction."""
+        if agent.prefix_tokens:
+            self.tree.touch_prefix(self._key(agent))
+
     def release(self, agent: Agent) -> int:
         """Move an unlocked prefix, and all that is cached behind it, off the GPU; return the tokens.
 

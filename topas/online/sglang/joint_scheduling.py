@@ -1,12 +1,13 @@
 """Joint policies in a live engine: which prefixes stay, which requests run.
 
 One event goes: bring the book in line with the engine, take the snapshot, let the policy decide, preempt,
-pin the prefixes of R', release those of R_out, and offer the admitted requests to SGLang in order. Until
-the next event SGLang is offered nothing else.
+pin the prefixes of R', release those of R_out or leave them to SGLang's eviction, and offer the admitted
+requests to SGLang in order. Until the next event SGLang is offered nothing else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from topas.decision import Decision
 from topas.event import Event
 from topas.feasible import violations
+from topas.online.foresight import steps_to_execution
 from topas.online.sglang.book import Book, Entry, Phase
 from topas.online.sglang.engine import Engine, Pin
 from topas.online.sglang.log import DecisionWriter
@@ -29,6 +31,10 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 """After a failed event the next one waits, twice as long with every failure in a row: what fails each time
 would else preempt each time."""
+
+
+NEVER = math.inf
+"""Steps to execution of an agent that no task in progress will ask for."""
 
 
 class Stalled(RuntimeError):  # noqa: N818  it says what happened
@@ -194,7 +200,7 @@ class JointScheduling(Scheduling):
             book.admitted(by_id[name], credit_ns)
         agents = {entry.agent.id: entry.agent for entry in by_id.values()}
         self._keep({name: agents[name] for name in decision.resident})
-        released = self._release(decision)
+        released = self._release(event, decision)
         earlier = [req for req in self._chosen or () if self._may_be_offered(req)]
         self._chosen = earlier + [by_id[name].req for name in decision.admit]
         self.metrics.count("prefix_moves", len(set(decision.resident) - event.resident), direction="in")
@@ -238,13 +244,27 @@ class JointScheduling(Scheduling):
         else:
             self._pins[agent.id] = pin
 
-    def _release(self, decision: Decision) -> int:
-        """Move the prefixes of R_out off the GPU; return how many were there."""
+    def _release(self, event: Event, decision: Decision) -> int:
+        """Move the prefixes of R_out off the GPU, or leave them there; return how many were moved."""
         in_use = {entry.agent.id for entry in self.book.entries.values() if entry.phase is not Phase.WAITING}
-        released = 0
-        for name in sorted(self._resident.keys() - set(decision.resident) - in_use):
-            released += self.engine.release(self._resident.pop(name)) > 0
-        return released
+        idle = sorted(self._resident.keys() - set(decision.resident) - in_use)
+        if self.policy.leaves_idle:
+            self._leave(idle, event)
+            return 0
+        return sum(self.engine.release(self._resident.pop(name)) > 0 for name in idle)
+
+    def _leave(self, idle: list[str], event: Event) -> None:
+        """Leave idle prefixes to SGLang, which evicts what was used least recently: use the next wanted last.
+
+        All of them come behind the contexts of finished requests so.
+        """
+        for name in idle:
+            if name not in event.resident:
+                del self._resident[name]  # SGLang has needed its room
+        left = [name for name in idle if name in self._resident]
+        steps = steps_to_execution(self.book.tracker.tasks.values()) if len(left) > 1 else {}
+        for name in sorted(left, key=lambda name: (steps.get(name, NEVER), name), reverse=True):
+            self.engine.touch(self._resident[name])
 
     # --- the offer ------------------------------------------------------------------------------------
 

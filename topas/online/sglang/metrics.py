@@ -70,6 +70,7 @@ class PrometheusMetrics:
         base = {"model_name": model_name}
         names = tuple(base)
         self._base = base
+        self._shown: dict[str, float] = {}
         self._counters: dict[str, Any] = {
             name: Counter(f"topas_{name}", text, (*names, *labels))
             for name, (text, labels) in COUNTERS.items()
@@ -97,7 +98,9 @@ class PrometheusMetrics:
 
     def show(self, name: str, value: float) -> None:
         """Set a gauge."""
-        self._gauges[name].set(value)
+        if self._shown.get(name) != value:  # writing into the shared file costs more than all else here
+            self._shown[name] = value
+            self._gauges[name].set(value)
 
     def time(self, name: str, seconds: float) -> None:
         """Add an observation to a histogram."""
