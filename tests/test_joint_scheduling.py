@@ -20,9 +20,15 @@ from topas.event import Event, Params
 from topas.feasible import violations
 from topas.online.policy import TOPAS_PAPER
 from topas.online.rollout.policy import TOPAS
+from topas.online.sglang import joint_scheduling
 from topas.online.sglang.book import Book, Phase
 from topas.online.sglang.config import ServingConfig
-from topas.online.sglang.joint_scheduling import FIRST_PAUSE_S, LONGEST_PAUSE_S, JointScheduling
+from topas.online.sglang.joint_scheduling import (
+    FIRST_PAUSE_S,
+    FORESIGHT_SHARE,
+    LONGEST_PAUSE_S,
+    JointScheduling,
+)
 from topas.policies import JointPolicy
 from topas.profile import load_profile
 from topas.score import decision_on
@@ -675,6 +681,29 @@ def test_idle_prefixes_stay_and_the_one_that_is_wanted_last_goes_first(*, leaves
     first, second, third = held()
     assert third == 80
     assert (first, second < 80) == ((80, True) if leaves_idle else (0, True))
+
+
+def test_looking_for_what_is_wanted_next_takes_a_small_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may know thousands of tasks: at a second each time, 200 seconds pass before the next."""
+    engine = FakeEngine(kv_tokens=400, overlap=False)
+    made = scheduling(engine, admit_all, leaves_idle=True)
+    clock: Clock = made._clock  # type: ignore[assignment]
+    looked: list[float] = []
+
+    def slow(_: object) -> dict[str, int]:
+        looked.append(made.now_s())
+        clock.now_s += 1.0
+        return {}
+
+    monkeypatch.setattr(joint_scheduling, "steps_to_execution", slow)
+    for number in range(100):
+        engine.add(request(number, number % 3 + 1, outputs=2))
+        drain(engine, 20)
+        clock.now_s += 10.0
+    assert len(looked) >= 4
+    assert all(later - earlier >= 1.0 / FORESIGHT_SHARE for earlier, later in pairwise(looked))
 
 
 def test_after_failures_in_a_row_the_next_event_waits_longer_and_longer() -> None:

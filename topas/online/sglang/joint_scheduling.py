@@ -35,6 +35,9 @@ would else preempt each time."""
 
 NEVER = math.inf
 """Steps to execution of an agent that no task in progress will ask for."""
+FORESIGHT_SHARE = 0.005
+"""Largest share of the time that goes into steps to execution. They take time with the number of tasks, and
+a server may know thousands that are between two requests."""
 
 
 class Stalled(RuntimeError):  # noqa: N818  it says what happened
@@ -69,6 +72,8 @@ class JointScheduling(Scheduling):
         self._back: set[int] = set()
         self._failures = 0
         self._retry_s = 0.0
+        self._steps: dict[str, int] = {}
+        self._next_steps_s = 0.0
 
     # --- one scheduling step --------------------------------------------------------------------------
 
@@ -262,9 +267,18 @@ class JointScheduling(Scheduling):
             if name not in event.resident:
                 del self._resident[name]  # SGLang has needed its room
         left = [name for name in idle if name in self._resident]
-        steps = steps_to_execution(self.book.tracker.tasks.values()) if len(left) > 1 else {}
-        for name in sorted(left, key=lambda name: (steps.get(name, NEVER), name), reverse=True):
+        if len(left) > 1:
+            self._update_steps()
+        for name in sorted(left, key=lambda name: (self._steps.get(name, NEVER), name), reverse=True):
             self.engine.touch(self._resident[name])
+
+    def _update_steps(self) -> None:
+        """Bring the steps to execution of all agents up to date, if they are old for the time that takes."""
+        now_s = self.now_s()
+        if now_s >= self._next_steps_s:
+            self._steps = steps_to_execution(self.book.tracker.tasks.values())
+            took_s = self.now_s() - now_s
+            self._next_steps_s = now_s + took_s / FORESIGHT_SHARE
 
     # --- the offer ------------------------------------------------------------------------------------
 
