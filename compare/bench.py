@@ -30,7 +30,7 @@ from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
 from topas.online.near.policy import TOPAS_SCORE, improve, select_near
 from topas.online.search import compile_search, select
-from topas.policies import policy_names
+from topas.policies import JointPolicy, get_policy, policy_names
 from topas.problem import compile_event
 from topas.profile import load_profile
 from topas.residual import residual_of_seconds
@@ -240,7 +240,9 @@ def best(repeats: int, measure: Callable[[], float], *, smaller: bool = True) ->
 def figures(repeats: int) -> list[Figure]:
     """Measure everything."""
     study, a100 = load_profile("study"), load_profile("a100-80g-qwen2.5-32b")
-    select(large_event(20, 4, 1))  # compile first
+    for policy in map(get_policy, policy_names()):
+        if isinstance(policy, JointPolicy):
+            policy.prepare()  # compile first
     sop = generate("metagpt-sop", rate_per_s=0.15, tasks=100, seed=1)
     event = large_event(600, 10, 1)
     chain = generate("chain-3", rate_per_s=0.12, tasks=1000, seed=1)
