@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from topas.online.tracker import LiveTask
 
+LATE = 1 << 20
+"""Steps to execution of an agent that no task will ask for."""
+
 
 def steps_to_execution(tasks: Iterable[LiveTask]) -> dict[str, int]:
     """Return for each agent the least number of stages before one of its own may run; others are absent.

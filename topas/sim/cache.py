@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from topas.online.foresight import LATE
+
 Key = tuple[str, str, int]
 """A leftover: (agent, "", -1) is its prefix, (agent, task, stage) the dynamic KV of a stage."""
-
-LATE = 1 << 20
-"""Steps to execution of an agent that no task will ask for."""
 
 
 class KvCache:

@@ -288,6 +288,10 @@ class Book:
 
     # --- what a policy sees ---------------------------------------------------------------------------
 
+    def agents_served(self) -> set[str]:
+        """Return the agents whose prefix admitted requests use."""
+        return {entry.agent.id for entry in self.entries.values() if entry.phase is not Phase.WAITING}
+
     def event(  # noqa: PLR0913  what the engine knows
         self,
         now_s: float,
@@ -308,7 +312,7 @@ class Book:
         running: list[Request] = []
         overdue = self.overdue()
         agents = {entry.agent.id: entry.agent.prefix_tokens for entry in self.entries.values()}
-        in_use = {entry.agent.id for entry in self.entries.values() if entry.phase is not Phase.WAITING}
+        in_use = self.agents_served()
         there = in_use | set(resident)
         known = {agent.id: agent.prefix_tokens for agent in self.prefixes if agent.id in there} | agents
         there &= known.keys()

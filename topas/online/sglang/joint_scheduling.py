@@ -7,7 +7,6 @@ requests to SGLang in order. Until the next event SGLang is offered nothing else
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from topas.decision import Decision
 from topas.event import Event
 from topas.feasible import violations
-from topas.online.foresight import steps_to_execution
+from topas.online.foresight import LATE, steps_to_execution
 from topas.online.sglang.book import Book, Entry, Phase
 from topas.online.sglang.engine import Engine, Pin
 from topas.online.sglang.log import DecisionWriter
@@ -32,9 +31,6 @@ LONGEST_PAUSE_S = 1.0
 """After a failed event the next one waits, twice as long with every failure in a row: what fails each time
 would else preempt each time."""
 
-
-NEVER = math.inf
-"""Steps to execution of an agent that no task in progress will ask for."""
 FORESIGHT_SHARE = 0.005
 """Largest share of the time that goes into steps to execution. They take time with the number of tasks, and
 a server may know thousands that are between two requests."""
@@ -215,7 +211,7 @@ class JointScheduling(Scheduling):
     def _show(self) -> None:
         """Bring the gauges up to date."""
         show, entries = self.metrics.show, self.book.entries.values()
-        show("resident_agents", len({e.agent.id for e in entries if e.phase is not Phase.WAITING}))
+        show("resident_agents", len(self.book.agents_served()))
         show("pinned_tokens", sum(pin.tokens for pin in self._pins.values()))
         show("held_requests", sum(e.phase is Phase.WAITING for e in entries))
         show("tasks", len(self.book.jobs))
@@ -251,8 +247,7 @@ class JointScheduling(Scheduling):
 
     def _release(self, event: Event, decision: Decision) -> int:
         """Move the prefixes of R_out off the GPU, or leave them there; return how many were moved."""
-        in_use = {entry.agent.id for entry in self.book.entries.values() if entry.phase is not Phase.WAITING}
-        idle = sorted(self._resident.keys() - set(decision.resident) - in_use)
+        idle = sorted(self._resident.keys() - set(decision.resident) - self.book.agents_served())
         if self.policy.leaves_idle:
             self._leave(idle, event)
             return 0
@@ -263,14 +258,13 @@ class JointScheduling(Scheduling):
 
         All of them come behind the contexts of finished requests so.
         """
-        for name in idle:
-            if name not in event.resident:
-                del self._resident[name]  # SGLang has needed its room
-        left = [name for name in idle if name in self._resident]
-        if len(left) > 1:
+        if len(idle) > 1:
             self._update_steps()
-        for name in sorted(left, key=lambda name: (self._steps.get(name, NEVER), name), reverse=True):
-            self.engine.touch(self._resident[name])
+        for name in sorted(idle, key=lambda name: (self._steps.get(name, LATE), name), reverse=True):
+            if name in event.resident:
+                self.engine.touch(self._resident[name])
+            else:
+                del self._resident[name]  # SGLang has needed its room
 
     def _update_steps(self) -> None:
         """Bring the steps to execution of all agents up to date, if they are old for the time that takes."""
