@@ -19,7 +19,7 @@ from topas.event import Params
 from topas.files import read_file
 from topas.profile import Profile
 from topas.trace import Trace
-from traces.format import read_trace
+from topas.trace.format import read_trace
 from traces.load import rate_for_load
 from traces.workloads import FIXED, WorkloadOptions, generate
 

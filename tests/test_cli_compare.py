@@ -16,9 +16,8 @@ import pytest
 import support_cli
 
 from topas.cli import main
-from topas.cli.pooled import EXTRA
 from topas.policies import baseline_names, policy_names
-from traces.format import write_trace
+from topas.trace.format import write_trace
 from traces.workloads import generate
 
 SMALL = ["--tasks", "2", "--output-tokens", "20", "--jobs", "1"]
@@ -263,7 +262,7 @@ def test_a_wrong_trace_file_is_refused_with_its_line(
     assert "wrong.jsonl:1" in refused(capsys, str(path), "-o", str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("library", sorted(EXTRA))
+@pytest.mark.parametrize("library", ["joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"])
 def test_a_missing_library_names_the_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:

@@ -23,7 +23,7 @@ from topas.formats import event_json, read_event
 from topas.online.search import select
 from topas.profile import load_profile
 from topas.score import decision_on
-from traces.format import write_trace
+from topas.trace.format import write_trace
 from traces.load import rate_for_load
 from traces.workloads import generate
 

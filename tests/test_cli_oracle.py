@@ -19,7 +19,7 @@ from oracle.models import event_cpsat
 from topas.cli import main
 from topas.formats import decision_json, event_json, log_line, read_events
 from topas.policies import get_policy
-from traces.format import write_trace
+from topas.trace.format import write_trace
 from traces.workloads import generate
 
 Run = Callable[..., tuple[int, str, str]]

@@ -14,7 +14,7 @@ import pytest
 from topas.cli import main
 from topas.profile import load_profile
 from topas.sim import simulate
-from traces.format import write_trace
+from topas.trace.format import write_trace
 from traces.workloads import generate
 
 pytest.importorskip("highspy")

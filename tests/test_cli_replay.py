@@ -16,7 +16,7 @@ from support_replay import FakeServer
 from support_sim import Stage, ask, make_trace
 
 from topas.cli import main
-from traces.format import write_trace
+from topas.trace.format import write_trace
 
 STAGES = {
     "a": Stage("A", (ask(3, 2, 4), ask(7, 3, 4, reused_tokens=5))),

@@ -20,7 +20,7 @@ from topas.policies import get_policy, policy_names
 from topas.profile import load_profile
 from topas.sim import SimResult, simulate
 from topas.trace import Trace
-from traces.format import read_trace, write_trace
+from topas.trace.format import read_trace, write_trace
 
 DOCUMENTED = [
     "mean_jct_s",

@@ -10,7 +10,7 @@ import pytest
 
 from topas.cli import main
 from topas.profile import load_profile
-from traces.format import read_trace
+from topas.trace.format import read_trace
 from traces.load import one_prefix_rate_per_s
 from traces.workloads import WORKLOADS
 from traces.workloads.two_agent import RATE_PER_S

@@ -15,7 +15,7 @@ from compare.cell import Cell, Fixed, Generated, Points, TraceFile, canonical, c
 from topas.errors import InputError
 from topas.event import Params
 from topas.profile import load_profile
-from traces.format import trace_lines, write_trace
+from topas.trace.format import trace_lines, write_trace
 from traces.load import rate_for_load
 from traces.workloads import WorkloadOptions, generate
 

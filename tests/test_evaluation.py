@@ -30,8 +30,8 @@ from topas.policies.policy import JointPolicy
 from topas.profile import load_profile
 from topas.sim import simulate
 from topas.trace import Trace
+from topas.trace.format import write_trace
 from traces import transforms
-from traces.format import write_trace
 from traces.load import one_prefix_rate_per_s
 from traces.workloads import WorkloadOptions, generate
 

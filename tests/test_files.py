@@ -12,8 +12,8 @@ from compare import figures
 from topas.cli import main
 from topas.errors import InputError
 from topas.files import refuse_overwrite, whole_file
+from topas.trace.schema import MAX_SECONDS
 from traces.arrivals import poisson_arrivals
-from traces.schema import MAX_SECONDS
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from topas.errors import InputError
 from topas.trace import Round
-from traces.format import read_trace, write_trace
+from topas.trace.format import read_trace, write_trace
 from traces.importers import IMPORTERS, Recording, capped, replayed
 
 Json = dict[str, Any]

@@ -31,8 +31,8 @@ from topas.profile import Profile
 from topas.sim import engine as engine_module
 from topas.sim import simulate
 from topas.trace import Trace
+from topas.trace.format import write_trace
 from topas.workflow import StageProfile
-from traces.format import write_trace
 
 POLICIES = policy_names()
 QUEUE_POLICIES = [name for name in POLICIES if not name.startswith("topas")]

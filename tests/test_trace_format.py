@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from topas.cli import main
 from topas.errors import InputError
 from topas.trace import Round, TaskSpec, Trace
+from topas.trace.format import parse_trace, read_trace, trace_lines, write_trace
 from topas.workflow import StageProfile, Workflow, dag_of
-from traces.format import parse_trace, read_trace, trace_lines, write_trace
 
 Json = dict[str, Any]
 Lines = list[Json]

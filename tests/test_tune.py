@@ -43,7 +43,7 @@ from topas.online.tracker import Tracker
 from topas.policies import baseline_names, get_policy
 from topas.profile import load_profile
 from topas.score import decision_on
-from traces.format import write_trace
+from topas.trace.format import write_trace
 from traces.workloads import WorkloadOptions, generate
 
 STUDY = load_profile("study")

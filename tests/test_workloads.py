@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from topas.errors import InputError
 from topas.trace import Round, Trace
+from topas.trace.format import parse_trace, trace_lines
 from topas.workflow import StageProfile
 from traces.arrivals import poisson_arrivals
-from traces.format import parse_trace, trace_lines
 from traces.workloads import WORKLOADS, WorkloadOptions, generate
 from traces.workloads.lengths import length_tokens
 

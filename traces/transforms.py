@@ -11,9 +11,9 @@ import numpy as np
 
 from topas.errors import InputError
 from topas.trace import Trace
+from topas.trace.schema import MAX_TOKENS
 from topas.workflow import StageProfile, Workflow
 from traces.arrivals import poisson_arrivals
-from traces.schema import MAX_TOKENS
 
 _NOISE, _DEATHS = 4, 5
 """Keep what is drawn here apart from the arrivals and lengths of the same seed."""

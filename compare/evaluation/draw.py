@@ -14,7 +14,7 @@ from topas.errors import InputError
 from topas.files import read_file
 from topas.profile import Profile
 from topas.trace import Trace
-from traces.format import read_trace
+from topas.trace.format import read_trace
 from traces.load import check_load, one_prefix_rate_per_s
 from traces.transforms import merged
 from traces.workloads import WorkloadOptions, generate

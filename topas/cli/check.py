@@ -9,9 +9,10 @@ from typing import Any
 
 from topas.errors import InputError
 from topas.files import read_file
+from topas.formats import read_event
 from topas.schema import MAX_BYTES, parse_json
-from traces.format import FORMAT, read_trace
-from traces.summary import in_words, summary
+from topas.trace.format import FORMAT, read_trace
+from topas.trace.summary import in_words, summary
 
 EPILOG = """\
 examples:
@@ -20,20 +21,13 @@ examples:
 """
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "check",
-        help="validate a trace or an event",
-        description="Validate a trace or an event; the first fault is named with file, line and field.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = "Validate a trace or an event; the first fault is named with file, line and field."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", metavar="F", help="a topas-trace/1 or topas-event/1 file")
     parser.add_argument("--json", action="store_true", help="print one JSON object about the file")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,8 +75,6 @@ def format_of(path: str) -> str:
 
 
 def _event_summary(path: str) -> dict[str, Any]:
-    from topas.formats import read_event  # noqa: PLC0415  events are not needed to check a trace
-
     event = read_event(path)
     return {
         "time_s": event.time_s,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topas.cli.compare_live import PROFILE, add_live_options, run_live
 from topas.cli.options import add_engine_options, engine_of, params_of
@@ -33,15 +33,15 @@ LIVE = ("repeats", "kv_tokens", "max_running", "port")
 """Options of real servers."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "compare",
-        help="run policies side by side: CSV, Parquet, Markdown, figure",
-        description="Run every policy on the same traces and compare it with the best baseline, as the paper"
-        " does: per workload and metric, averaged over the operating points.",
-        epilog="Finished cells are kept in DIR/cells: an interrupted command, given again, goes on. "
-        "example: topas compare chain-3 dag-4 --loads 0.25,0.5 --seeds 1,2,3 -o out/synthetic",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Run every policy on the same traces and compare it with the best baseline, as the paper"
+        " does: per workload and metric, averaged over the operating points."
+    )
+    parser.epilog = (
+        "Finished cells are kept in DIR/cells: an interrupted command, given again, goes on. "
+        "example: topas compare chain-3 dag-4 --loads 0.25,0.5 --seeds 1,2,3 -o out/synthetic"
     )
     parser.add_argument(
         "what", nargs="+", metavar="WORKLOAD-OR-TRACE", help="a workload's name or a trace file"
@@ -60,7 +60,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     add_live_options(parser)
     parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")
     add_pool_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

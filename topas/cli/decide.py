@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import Any
 
 from topas.cli.options import add_config_option, add_policy_option, config_of
 from topas.feasible import violations
@@ -13,19 +12,14 @@ from topas.formats import decision_json, read_event
 from topas.policies import get_policy
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "decide",
-        help="the decision of a policy for one event",
-        description="Print what a policy decides on one scheduling event (topas-event/1).",
-        epilog="example: topas decide event.json --policy topas --json",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = "Print what a policy decides on one scheduling event (topas-event/1)."
+    parser.epilog = "example: topas decide event.json --policy topas --json"
     parser.add_argument("event", metavar="EVENT", help="event file")
     add_policy_option(parser)
     add_config_option(parser, "params, in place of the event's,")
     parser.add_argument("--json", action="store_true", help="print one decision object and nothing else")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topas.cli.check import format_of
 from topas.cli.options import add_engine_options, engine_of, params_of
@@ -29,15 +29,15 @@ SHOWN_FAILURES = 10
 """So many failures are told on stderr; the report names all."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "gap",
-        help="decisions against exact optima, traces against lower bounds",
-        description="Solve events exactly and report how far the decisions are from the optimum. "
-        "A trace is played, its events are judged, and the policies' JCT stand beside lower bounds.",
-        epilog="Finished items are kept in DIR: an interrupted command, given again, goes on. "
-        "example: topas gap events.jsonl trace.jsonl --improve 60 -o out/gap",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Solve events exactly and report how far the decisions are from the optimum. "
+        "A trace is played, its events are judged, and the policies' JCT stand beside lower bounds."
+    )
+    parser.epilog = (
+        "Finished items are kept in DIR: an interrupted command, given again, goes on. "
+        "example: topas gap events.jsonl trace.jsonl --improve 60 -o out/gap"
     )
     parser.add_argument("what", nargs="+", metavar="F", help="event log, event file or trace file")
     parser.add_argument(
@@ -87,7 +87,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     skipped.add_argument("--no-events", action="store_true", help="only whole traces")
     add_engine_options(parser)
     add_pool_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

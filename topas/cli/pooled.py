@@ -1,4 +1,4 @@
-"""What commands that run many items in processes share: signals, the extra, and words on stderr."""
+"""What commands that run many items in processes share: signals, and words on stderr."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from topas.policies import policy_names
 
 Item = TypeVar("Item")
 
-EXTRA = frozenset({"joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"})
-"""What the extra ``topas[compare]`` installs for these commands."""
-
 SHOWN_ELSEWHERE = frozenset({"command", "run", "what", "folder", "jobs", "progress", "quiet", "json"})
 """Arguments that decide no result, or stand first or last in the command line."""
 
@@ -29,30 +26,11 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
-def guarded(
-    run: Callable[[argparse.Namespace], int],
-    args: argparse.Namespace,
-    *,
-    extra: str = "compare",
-    libraries: Collection[str] = (),
-) -> int:
-    """Run a command whose workers SIGTERM ends like Ctrl-C, and which needs an extra.
-
-    ``libraries`` are those that the extra brings beside :data:`EXTRA`.
-
-    Raises
-    ------
-    InputError
-        if the extra is not installed.
-    """
+def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command whose workers SIGTERM ends like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(args)
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        if library not in EXTRA and library not in libraries:
-            raise
-        raise InputError(f"{library} is not installed: pip install 'topas[{extra}]'") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

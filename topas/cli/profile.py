@@ -18,21 +18,14 @@ if TYPE_CHECKING:
     from compare.live.fit import Fit, Line
     from topas.profile import Profile
 
-EXTRA = frozenset({"aiohttp", "prometheus_client", "scipy", "tqdm"})
-"""What the extras ``topas[serving,compare]`` install for this command."""
-
 REPEATS = 5
 CPU_KV_TOKENS = 4000
 CPU_MAX_RUNNING = 8
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "profile",
-        help="measure a live server into an engine profile",
-        description="Make engine profiles (topas-profile/1).",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = "Make engine profiles (topas-profile/1)."
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     fit = actions.add_parser(
         "fit",
@@ -67,7 +60,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     fit.add_argument(
         "--json", action="store_true", help="print one JSON object: profile, quality, raw points"
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,15 +68,10 @@ def run(args: argparse.Namespace) -> int:
     Raises
     ------
     InputError
-        if an extra is not installed, and as :func:`compare.live.fit.fit` does.
+        as :func:`compare.live.fit.fit` does.
     """
-    try:
-        from compare.live.fit import Facts, fit  # noqa: PLC0415  the extras
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        if library not in EXTRA:
-            raise
-        raise InputError(f"{library} is not installed: pip install 'topas[serving,compare]'") from None
+    from compare.live.fit import Facts, fit  # noqa: PLC0415  the extras
+
     for name in ("kv_tokens", "max_running", "kv_bytes"):
         value = getattr(args, name)
         if value is not None and value < 1:

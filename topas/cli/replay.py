@@ -14,25 +14,23 @@ from typing import IO, TYPE_CHECKING, Any
 from topas.cli.pooled import say
 from topas.errors import InputError
 from topas.files import refuse_overwrite, whole_file
+from topas.trace.format import read_trace
 
 if TYPE_CHECKING:
     from compare.live.outcome import ReplayResult
     from topas.trace import Trace
 
-EXTRA = frozenset({"aiohttp", "tqdm"})
-"""What the extra ``topas[serving]`` installs for this command."""
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "replay",
-        help="play a trace against a live server and measure completion times",
-        description="Play a trace against a live LLM server: SGLang, or one that serves OpenAI-compatible "
-        "completions of token ids. Times are measured here, from a task's arrival to its last stage's end.",
-        epilog="Exit status 1: a task failed. Replays on one server need different seeds, or what one left "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Play a trace against a live LLM server: SGLang, or one that serves OpenAI-compatible "
+        "completions of token ids. Times are measured here, from a task's arrival to its last stage's end."
+    )
+    parser.epilog = (
+        "Exit status 1: a task failed. Replays on one server need different seeds, or what one left "
         "in the server's cache serves the next. "
-        "example: topas replay chain.jsonl --url http://127.0.0.1:30000 --speed 2 --json",
+        "example: topas replay chain.jsonl --url http://127.0.0.1:30000 --speed 2 --json"
     )
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
     parser.add_argument("--url", required=True, metavar="U", help="the server, http://HOST:PORT")
@@ -61,7 +59,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     parser.add_argument("-o", dest="tasks", metavar="tasks.csv", help="write a row a task")
     parser.add_argument("--requests", metavar="requests.csv", help="write a row a request")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,16 +67,11 @@ def run(args: argparse.Namespace) -> int:
     Raises
     ------
     InputError
-        if the extra is not installed, and as the reader of traces and the replay do.
+        as the reader of traces and the replay do.
     """
-    try:
-        from compare.live.outcome import TASK_COLUMNS, RequestResult, task_rows  # noqa: PLC0415  the extra
-        from compare.live.player import TIMEOUT_S, replay  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        if library not in EXTRA:
-            raise
-        raise InputError(f"{library} is not installed: pip install 'topas[serving]'") from None
+    from compare.live.outcome import TASK_COLUMNS, RequestResult, task_rows  # noqa: PLC0415  the extra
+    from compare.live.player import TIMEOUT_S, replay  # noqa: PLC0415  the same
+
     trace = _trace(args)
     with ExitStack() as stack:
         tasks, requests = (stack.enter_context(whole_file(path)) if path else None for path in _outputs(args))
@@ -122,8 +114,6 @@ def _range(text: str) -> Any:  # noqa: ANN401  the extra is imported when it is 
 
 def _trace(args: argparse.Namespace) -> Trace:
     """Return the tasks to play."""
-    from traces.format import read_trace  # noqa: PLC0415  the other commands need no traces
-
     if args.limit is not None and args.limit < 1:
         raise InputError(f"expected at least 1 task, found {args.limit}", field="--limit")
     trace = read_trace(args.trace)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topas.cli.options import add_engine_options, add_policy_option, engine_of, params_of
+from topas.decision import Decision
+from topas.event import Event
 from topas.files import refuse_overwrite, whole_file
 from topas.formats import log_line
 from topas.policies import get_policy
 from topas.sim import simulate
-
-if TYPE_CHECKING:
-    from topas.decision import Decision
-    from topas.event import Event
+from topas.trace.format import read_trace
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "simulate",
-        help="play a trace under one policy in the engine simulator",
-        description="Play a trace under one policy in the engine simulator and print its metrics.",
-        epilog="example: topas simulate chain.jsonl --policy topas --profile study --json",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = "Play a trace under one policy in the engine simulator and print its metrics."
+    parser.epilog = "example: topas simulate chain.jsonl --policy topas --profile study --json"
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
     add_policy_option(parser)
     add_engine_options(parser)
@@ -34,13 +29,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     )
     parser.add_argument("--check", action="store_true", help="verify every invariant after every step (slow)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it."""
-    from traces.format import read_trace  # noqa: PLC0415  the other commands need no traces
-
     policy = get_policy(args.policy)
     profile, params = engine_of(args), params_of(args)
     if args.events:

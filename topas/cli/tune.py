@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topas.cli.options import add_engine_options, engine_of, search_params_of
 from topas.cli.points import SEEDS, add_point_options, points_given, seed_list, sources_named
@@ -38,21 +38,18 @@ PRUNE = 0.1
 SWEPT = {"M": (0, 16), "K": (0, 1_000_000)}
 """What may be swept, and its limits."""
 
-EXTRA = frozenset({"optuna", "ortools", "pulp", "sqlalchemy"})
-"""What the extra ``topas[tune]`` installs for this command beside that of ``topas compare``."""
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "tune",
-        help="tune the parameters of a policy on traces; writes the file that simulator and server read",
-        description="Search the parameters of a policy in the simulator, so that mean and p99 JCT on "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Search the parameters of a policy in the simulator, so that mean and p99 JCT on "
         "training traces are low against the best baseline, and compare the best with the default on "
-        "held-out traces. DIR/topas.yaml is the result, for --config here and TOPAS_CONFIG of a server.",
-        epilog="Finished trials and cells are kept: an interrupted command, given again, goes on, also with "
+        "held-out traces. DIR/topas.yaml is the result, for --config here and TOPAS_CONFIG of a server."
+    )
+    parser.epilog = (
+        "Finished trials and cells are kept: an interrupted command, given again, goes on, also with "
         "more --trials. Only one process may use a study at a time. "
-        "example: topas tune chain-3 dag-4 --output-sigma 0.5 --trials 50 -o out/tune",
+        "example: topas tune chain-3 dag-4 --output-sigma 0.5 --trials 50 -o out/tune"
     )
     parser.add_argument(
         "what", nargs="+", metavar="WORKLOAD-OR-TRACE", help="to train on: a workload's name or a trace file"
@@ -116,12 +113,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     add_point_options(parser)
     add_engine_options(parser)
     add_pool_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 1 if a run failed."""
-    return guarded(_run, args, extra="tune", libraries=EXTRA)
+    return guarded(_run, args)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,8 +1,14 @@
-"""The one list of policies. Entries name objects, so that listing them imports nothing."""
+"""The one list of policies. Entries name objects, so that listing them imports nothing.
+
+Packages above this one add theirs through the entry point group ``topas.policies``.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 
 from topas.errors import InputError
 from topas.policies.policy import Policy
@@ -22,11 +28,9 @@ _REGISTRY = {
     "topas-base": "topas.online.policy:TOPAS_BASE",
     "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
     "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",
-    "topas-exact": "oracle.policy:TOPAS_EXACT",
 }
 
-ON_REQUEST = frozenset({"topas-exact"})
-"""Policies that run only where they are named: they are slow and need the extra ``topas[oracle]``."""
+GROUP = "topas.policies"
 
 PAPER_BASELINES = ("fcfs", "lpm", "parrot-fcfs", "autellix-las", "spf")
 """The paper's five baselines: its figures, and their reproduction, count reductions against these."""
@@ -46,8 +50,12 @@ PAPER_POLICIES = (
 
 
 def policy_names(*, on_request: bool = False) -> list[str]:
-    """Return the names of the policies, baselines first; ``on_request``: also those of ON_REQUEST."""
-    return [name for name in _REGISTRY if on_request or name not in ON_REQUEST]
+    """Return the names of the policies, baselines first.
+
+    ``on_request``: also those of other packages, which run only where they are named: they may be slow, and
+    need libraries that this one does not (``topas-exact``: those of the extra ``topas[oracle]``).
+    """
+    return [*_REGISTRY, *_contributed()] if on_request else list(_REGISTRY)
 
 
 def baseline_names() -> list[str]:
@@ -63,9 +71,15 @@ def get_policy(name: str) -> Policy:
     InputError
         if there is none, listing those there are.
     """
-    target = _REGISTRY.get(name)
+    known = {**_REGISTRY, **_contributed()}
+    target = known.get(name)
     if target is None:
-        raise InputError(f"unknown policy {name!r}; known: {', '.join(_REGISTRY)}")
+        raise InputError(f"unknown policy {name!r}; known: {', '.join(known)}")
     module, _, attribute = target.partition(":")
     policy: Policy = getattr(importlib.import_module(module), attribute)
     return policy
+
+
+@cache
+def _contributed() -> Mapping[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group=GROUP)}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from topas.errors import InputError
 from topas.files import read_file
 from topas.schema import parse_json, validate
-from traces.schema import Seconds, Tokens
+from topas.trace.schema import Seconds, Tokens
 
 ShortName = Annotated[str, Field(max_length=100)]
 

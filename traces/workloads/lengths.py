@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from traces.schema import MAX_TOKENS
+from topas.trace.schema import MAX_TOKENS
 
 _PHI = NormalDist().cdf
 

@@ -19,8 +19,8 @@ from topas.errors import InputError
 from topas.files import whole_file
 from topas.schema import MAX_BYTES, parse_json, validate
 from topas.trace import Round, TaskSpec, Trace
+from topas.trace.schema import HeaderRow, ProfileRow, RoundRow, TaskRow, WorkflowRow
 from topas.workflow import StageProfile, Workflow, dag_of
-from traces.schema import HeaderRow, ProfileRow, RoundRow, TaskRow, WorkflowRow
 
 FORMAT = "topas-trace/1"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from topas.cli.arrivals import add_arrival_options, chosen_rate
 from topas.errors import InputError
-from traces.format import write_trace
+from topas.trace.format import write_trace
+from topas.trace.summary import in_words, summary
+from traces.cli.arrivals import add_arrival_options, chosen_rate
 from traces.load import rate_for_load
-from traces.summary import in_words, summary
 from traces.workloads import DEFAULT_RATE_PER_S, FIXED, WORKLOADS, WorkloadOptions, generate
 
 DEFAULT_TASKS = 100
@@ -30,18 +30,13 @@ examples:
 """
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "workload",
-        help="write the trace of a named workload",
-        description="Write the trace of a named workload. Arrivals are Poisson; the same seed gives the same"
-        " trace.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Write the trace of a named workload. Arrivals are Poisson; the same seed gives the same trace."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", metavar="NAME", help=", ".join(WORKLOADS))
     add_arrival_options(
         parser,
@@ -67,7 +62,6 @@ def add_parser(
     lengths.add_argument(
         "--order", choices=("alternating", "grouped"), help="two-agent only (default alternating)"
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

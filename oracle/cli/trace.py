@@ -6,30 +6,27 @@ import argparse
 import json
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oracle.improve import BestKnown, improve
+from oracle.trace import TraceBounds, lower_bounds
 from topas.cli.options import add_engine_options, engine_of, params_of
 from topas.errors import InputError
-
-if TYPE_CHECKING:
-    from oracle.improve import BestKnown
-    from oracle.trace import TraceBounds
-    from topas.event import Params
-    from topas.profile import Profile
-    from topas.trace import Trace
+from topas.event import Params
+from topas.profile import Profile
+from topas.trace import Trace
+from topas.trace.format import read_trace
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "trace",
-        help="lower bounds on the mean JCT of any schedule, and the best schedule known",
-        description="Prove lower bounds on the mean JCT of any schedule of a trace, clairvoyant, preemptive"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Prove lower bounds on the mean JCT of any schedule of a trace, clairvoyant, preemptive"
         " ones too, and name the best. On engines where a request takes a constant time (profile `unit`)"
         " the optimum is searched for too. With --improve a clairvoyant local search looks for a good"
-        " schedule, which is played in the simulator: the optimum lies between the two.",
-        epilog="example: topas oracle trace chain.jsonl --profile study --improve 60 --json",
+        " schedule, which is played in the simulator: the optimum lies between the two."
     )
+    parser.epilog = "example: topas oracle trace chain.jsonl --profile study --improve 60 --json"
     parser.add_argument("trace", metavar="F", help="trace file (topas-trace/1)")
     parser.add_argument(
         "--time-limit",
@@ -45,7 +42,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
     add_engine_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +53,6 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(
                 f"expected a finite number of seconds, not negative, found {value}", field=option
             )
-    from oracle.trace import lower_bounds  # noqa: PLC0415  only this command needs the oracle
-    from traces.format import read_trace  # noqa: PLC0415  the other commands need no traces
-
     profile, params = engine_of(args), params_of(args)
     trace = read_trace(args.trace)
     found = lower_bounds(trace, profile, time_limit_s=args.time_limit, seed=args.seed)
@@ -73,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _improved(args: argparse.Namespace, trace: Trace, profile: Profile, params: Params) -> BestKnown:
-    from oracle.improve import improve  # noqa: PLC0415  as above
-
     with ExitStack() as stack:
         progress = None
         if not args.quiet:

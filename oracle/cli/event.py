@@ -7,8 +7,11 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oracle.event import gap, prepare, solve_event
+from oracle.result import EventResult, Status
+from topas.decision import Decision
 from topas.errors import InputError
 from topas.feasible import violations
 from topas.formats import LoggedEvent, decision_json, read_events
@@ -16,23 +19,17 @@ from topas.online.search import select
 from topas.score import score
 from topas.units import to_s
 
-if TYPE_CHECKING:
-    from oracle.result import EventResult
-    from topas.decision import Decision
-
 SOLVERS = ("cp-sat", "milp", "brute-force")
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  argparse names no public type
-    """Add the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "event",
-        help="the optimum of scheduling events, and what the heuristic loses",
-        description="Solve scheduling events exactly: the best of all sets of admissions and preemptions by"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Solve scheduling events exactly: the best of all sets of admissions and preemptions by"
         " the score that the policies use. The heuristic is the recorded decision of an event log, else"
-        " that of `topas-paper`. The gap is (optimum - heuristic) / |optimum|, where the optimum is proved.",
-        epilog="example: topas simulate t.jsonl --events e.jsonl; topas oracle event e.jsonl --json",
+        " that of `topas-paper`. The gap is (optimum - heuristic) / |optimum|, where the optimum is proved."
     )
+    parser.epilog = "example: topas simulate t.jsonl --events e.jsonl; topas oracle event e.jsonl --json"
     parser.add_argument(
         "events",
         nargs="+",
@@ -44,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:  # noqa: ANN401  arg
         "--time-limit", type=float, default=10.0, metavar="S", help="seconds an event (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
-    return parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
     """Run it."""
     if not 0 <= args.time_limit < math.inf:
         raise InputError(f"expected no negative number, found {args.time_limit}", field="--time-limit")
-    from oracle.event import prepare  # noqa: PLC0415  only this command needs the oracle
-
     prepare(args.solver)
     rows = (_solved(args, path, entry) for path in args.events for entry in read_events(path))
     if args.json:
@@ -77,9 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _solved(args: argparse.Namespace, path: str, entry: LoggedEvent) -> _Row:
-    from oracle.event import gap, solve_event  # noqa: PLC0415  as above
-    from oracle.result import Status  # noqa: PLC0415  as above
-
     event = entry.event
     try:
         result = solve_event(event, solver=args.solver, time_limit_s=args.time_limit)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from topas.cli.arrivals import add_arrival_options, chosen_rate
 from topas.files import refuse_overwrite
 from topas.profile import Profile
-from traces.format import write_trace
+from topas.trace.format import write_trace
+from topas.trace.summary import in_words, summary
+from traces.cli.arrivals import add_arrival_options, chosen_rate
 from traces.importers import IMPORTERS, capped, replayed
 from traces.load import check_load, one_prefix_rate_per_s
-from traces.summary import in_words, summary
 
 DEFAULT_RATE_PER_S = 0.01
 
@@ -25,18 +25,14 @@ example:
 """
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "import",
-        help="turn recorded sessions into a trace",
-        description="Turn recorded sessions of a public format into one trace. Tasks go round the sessions in"
-        " an order shuffled by the seed and arrive as a Poisson process.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    parser.description = (
+        "Turn recorded sessions of a public format into one trace. Tasks go round the sessions in"
+        " an order shuffled by the seed and arrive as a Poisson process."
     )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("kind", metavar="KIND", choices=tuple(IMPORTERS), help=", ".join(IMPORTERS))
     parser.add_argument("files", metavar="FILE", nargs="+", help="the recorded sessions")
     add_arrival_options(
@@ -57,7 +53,6 @@ def add_parser(
         metavar="S",
         help="cut tool waits to S seconds: recorded ones may be a person's (default: as recorded)",
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
