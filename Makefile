@@ -15,7 +15,7 @@ FRESH := $(VENV)/.kernels
 SERVING := .serving
 SERVED := $(SERVING)/.ready
 
-.PHONY: demo test serving lint format bench figures optimality evaluation fit-table-1 clean
+.PHONY: demo test serving lint format bench figures optimality evaluation fit-table-1 structure clean
 # Both environments write topas.egg-info.
 .NOTPARALLEL:
 
@@ -73,6 +73,10 @@ optimality: $(FRESH)
 # Recorded sessions are no part of the repository: make evaluation SESSIONS='a.jsonl b.jsonl'
 evaluation: $(FRESH)
 	$(BIN)/python -m compare.evaluation -o $(OUT)/evaluation $(if $(SESSIONS),--sessions $(SESSIONS))
+
+# How large the code is, and what stands twice: make structure REV='c9f49fc v1'
+structure: $(READY)
+	$(BIN)/python tools/structure.py $(REV) $(if $(PAIRS),--pairs)
 
 clean:
 	rm -rf $(VENV) $(SERVING) $(OUT)
