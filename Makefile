@@ -6,9 +6,7 @@ OUT ?= out
 READY := $(VENV)/.ready
 
 # numba does not see that a compiled function called from another file has changed.
-KERNELS := topas/progress.py topas/online/greedy_pack.py topas/online/search.py topas/online/rollout/kernel.py topas/online/rollout/nodes.py \
-	$(addprefix topas/online/near/,columns.py prices.py pack.py core.py sets.py order.py) \
-	oracle/evaluate.py oracle/anneal.py oracle/bounds/batches.py oracle/bounds/windows.py
+KERNELS := $(addprefix topas/online/near/,columns.py prices.py pack.py core.py sets.py order.py)
 FRESH := $(VENV)/.kernels
 
 # SGLang on a CPU, for the tests and for `topas live` without a GPU: about 2 minutes, 3 GB.

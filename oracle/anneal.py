@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
 from oracle.evaluate import play
+from topas.compiled import allocating_kernel
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def shift(order, source, target):
     """Move what stands at ``source`` to ``target``; those between close up."""
     moved = order[source]
@@ -26,14 +26,14 @@ def shift(order, source, target):
     order[target] = moved
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def near(size, k, reach):
     """Return another position within ``reach`` of k."""
     other = k + np.random.randint(1, reach + 1) * (1 if np.random.random() < 0.5 else -1)
     return min(max(other, 0), size - 1)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def move_request(order):
     """Move one request, most often not far."""
     size = len(order)
@@ -42,7 +42,7 @@ def move_request(order):
     shift(order, k, near(size, k, reach))
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def move_block(order, inst):
     """Move a run of neighbours of one agent, or of a random length, as a whole."""
     size = len(order)
@@ -71,7 +71,7 @@ def move_block(order, inst):
     order[target : target + length] = block
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def swap_tasks(order, rank, mode, gate, task_at):
     """Let two tasks change places in everything, request by request."""
     tasks = len(task_at) - 1
@@ -85,7 +85,7 @@ def swap_tasks(order, rank, mode, gate, task_at):
         gate[r], gate[q] = gate[q], gate[r]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def join_task(order, mode, gate, task_at):
     """Put all requests of one task, or of a few that arrived together, right behind those of another."""
     tasks = len(task_at) - 1
@@ -107,7 +107,7 @@ def join_task(order, mode, gate, task_at):
             mode[r], gate[r] = mode[q], gate[q]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def join_agent(order, rank, mode, gate, inst):
     """Put a request beside another one of the same agent, and treat it alike."""
     size = len(order)
@@ -120,7 +120,7 @@ def join_agent(order, rank, mode, gate, inst):
             return
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def change_mode(order, mode):
     """Change the mode of one request or of a few neighbours."""
     size = len(order)
@@ -131,7 +131,7 @@ def change_mode(order, mode):
         mode[order[j]] = value
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def change_gate(order, gate, inst, start_s, finish_s):
     """Open a gate, or hold a request (and those admitted with it of its agent) back to a later finish."""
     size = len(order)
@@ -163,14 +163,14 @@ def change_gate(order, gate, inst, start_s, finish_s):
             gate[q] = best
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def by_start(order, start_s):
     """Rewrite the order as that of admission (stable), which most often changes nothing but the look."""
     index = np.argsort(start_s[order], kind="mergesort")
     order[:] = order[index]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def propose(inst, task_at, order, rank, mode, gate, start_s, finish_s):
     """Change a solution in place by one random move; ``rank`` and the times are those before it.
 
@@ -195,7 +195,7 @@ def propose(inst, task_at, order, rank, mode, gate, start_s, finish_s):
         by_start(order, start_s)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def anneal(inst, task_at, order, mode, gate, best, best_s, heat_s, tries, seed):
     """Try ``tries`` moves from a solution, in place; return the least sum of JCTs seen.
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
+
+from topas.compiled import allocating_kernel
 
 SKIP, BLOCK, STRICT = 0, 1, 2
 """What a request does to those behind it in the order: nothing; while it waits and does not fit, hold
@@ -21,13 +22,13 @@ USED, LEFTOVER, LEFT_COUNT, CONTEXTS = 0, 1, 2, 3
 _COUNTERS = 4
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def run_s(first_s, growth_s, steps):
     """Return T(steps) of E5; ``growth_s`` is the time of one KV token times the batch."""
     return steps * first_s + growth_s * (steps * (steps - 1) / 2)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def steps_until(first_s, growth_s, wait_s, most):
     """Return the fewest steps that take ``wait_s``, at most ``most``, as topas.sim.decode does."""
     if run_s(first_s, growth_s, most) < wait_s:
@@ -48,7 +49,7 @@ def steps_until(first_s, growth_s, wait_s, most):
     return steps
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def forget(key, left, left_tokens, count):
     """Take a key out of the leftovers, which stand in order of their last use."""
     tokens = left_tokens[key]
@@ -64,7 +65,7 @@ def forget(key, left, left_tokens, count):
     return tokens
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def leave(key, tokens, left, left_tokens, count):
     """Make a key the most recent leftover (E7)."""
     forget(key, left, left_tokens, count)
@@ -74,7 +75,7 @@ def leave(key, tokens, left, left_tokens, count):
     count[LEFTOVER] += tokens
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def trim(now_s, inst, stage_agent, left, left_tokens, rank, on_host, ready_s, children, link_s, count):
     """Evict leftovers until everything fits, a prefix after its contexts (E8-E10); return the link's end."""
     agents = len(inst.prefix_tokens)
@@ -99,7 +100,7 @@ def trim(now_s, inst, stage_agent, left, left_tokens, rank, on_host, ready_s, ch
     return link_s
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def play(inst, order, rank, mode, gate, start_s, finish_s, done_s):
     """Play a plan; return the sum of all JCTs in seconds, or infinity if it comes to a standstill.
 

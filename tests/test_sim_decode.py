@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support_sim import ask, chain, jcts, make_profile, make_trace
 
+from topas.cost import decode_s, decode_steps
 from topas.profile import Profile
 from topas.sim import simulate
-from topas.sim.decode import run_s, steps_until
 from topas.sim.ratio import DECAY, FLOOR, INITIAL, NewTokenRatio, entering_share
 from topas.trace import Round, Trace
 
@@ -43,14 +43,14 @@ def _step_s(profile: Profile, requests: int, kv_tokens: int) -> float:
 @given(profile=ENGINES, n=st.integers(1, 300), kv=st.integers(0, 10**6), steps=st.integers(0, 400))
 def test_a_run_takes_the_sum_of_its_steps(profile: Profile, n: int, kv: int, steps: int) -> None:
     walked = math.fsum(_step_s(profile, n, kv + j * n) for j in range(steps))
-    assert run_s(profile, n, kv, steps) == pytest.approx(walked, rel=1e-12, abs=1e-12)
+    assert decode_s(profile.cost, n, kv, steps) == pytest.approx(walked, rel=1e-12, abs=1e-12)
 
 
 @fixed
 @given(profile=ENGINES, n=st.integers(1, 300), kv=st.integers(0, 10**6), cut=st.integers(0, 200))
 def test_a_run_cut_in_two_takes_as_long(profile: Profile, n: int, kv: int, cut: int) -> None:
-    parts = run_s(profile, n, kv, cut) + run_s(profile, n, kv + cut * n, 200 - cut)
-    assert run_s(profile, n, kv, 200) == pytest.approx(parts, rel=1e-12, abs=1e-12)
+    parts = decode_s(profile.cost, n, kv, cut) + decode_s(profile.cost, n, kv + cut * n, 200 - cut)
+    assert decode_s(profile.cost, n, kv, 200) == pytest.approx(parts, rel=1e-12, abs=1e-12)
 
 
 @settings(fixed, max_examples=500)
@@ -66,11 +66,11 @@ def test_a_run_cut_in_two_takes_as_long(profile: Profile, n: int, kv: int, cut: 
 def test_steps_until_is_the_fewest_steps_that_cover_the_wait(
     profile: Profile, n: int, kv: int, share: float, most: int
 ) -> None:
-    wait_s = share * run_s(profile, n, kv, most)
-    steps = steps_until(profile, n, kv, wait_s, most)
+    wait_s = share * decode_s(profile.cost, n, kv, most)
+    steps = decode_steps(profile.cost, n, kv, wait_s, most)
     assert 1 <= steps <= most
-    assert run_s(profile, n, kv, steps) >= wait_s or steps == most
-    assert steps == 1 or run_s(profile, n, kv, steps - 1) < wait_s
+    assert decode_s(profile.cost, n, kv, steps) >= wait_s or steps == most
+    assert steps == 1 or decode_s(profile.cost, n, kv, steps - 1) < wait_s
 
 
 @fixed
@@ -81,7 +81,7 @@ def test_steps_until_agrees_with_walking(profile: Profile, n: int, kv: int, walk
     last = _step_s(profile, n, kv + (walked - 1) * n)
     if last < 1e-9 * before or last == 0:
         return
-    assert steps_until(profile, n, kv, before + last / 2, 60) == walked
+    assert decode_steps(profile.cost, n, kv, before + last / 2, 60) == walked
 
 
 @settings(fixed, max_examples=500)
@@ -89,9 +89,9 @@ def test_steps_until_agrees_with_walking(profile: Profile, n: int, kv: int, walk
 def test_a_wait_of_exactly_so_many_steps_takes_no_more(
     profile: Profile, n: int, kv: int, walked: int
 ) -> None:
-    wait_s = run_s(profile, n, kv, walked)
-    if run_s(profile, n, kv, walked - 1) < wait_s:
-        assert steps_until(profile, n, kv, wait_s, 10**6) == walked
+    wait_s = decode_s(profile.cost, n, kv, walked)
+    if decode_s(profile.cost, n, kv, walked - 1) < wait_s:
+        assert decode_steps(profile.cost, n, kv, wait_s, 10**6) == walked
 
 
 # --- the new-token ratio --------------------------------------------------------------------------------

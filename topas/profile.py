@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from topas.cost import Cost
 from topas.errors import InputError
 from topas.schema import parse_json, validate
 
@@ -76,6 +77,11 @@ class Profile(BaseModel):
         return {k: v for k, v in values.items() if k not in _DETAILS or v != fields[k].default}
 
     @property
+    def cost(self) -> Cost:
+        """Return what the engine's work takes."""
+        return Cost(*(float(getattr(self, name)) for name in Cost._fields))
+
+    @property
     def swap_s_per_token(self) -> float:
         """Return the time to move one prefix token over the host link (mu / B_swap of Eq. 8)."""
         return self.kv_bytes_per_token / self.swap_bytes_per_s
@@ -87,8 +93,7 @@ class Profile(BaseModel):
 
     def expected_service_s(self, input_tokens: int, new_tokens: int) -> float:
         """Return the profiled service of one request before any was seen (paper section IV-B)."""
-        prefill_s = self.prefill_base_s + input_tokens * self.prefill_s_per_token
-        return prefill_s + new_tokens * self.decode_s_per_token
+        return self.cost.service_s(input_tokens, new_tokens)
 
 
 def profile_names() -> list[str]:

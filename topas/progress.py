@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from topas.compiled import allocating_kernel
 from topas.residual import FloatArray, IntArray, Residual
 from topas.workflow import Dag
 
@@ -32,7 +32,7 @@ STORE_CELLS = 4_000_000
 """A store is full when its outcome table or its memos have this many cells (32 MB)."""
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):
     """Return E[LP] over the weighted outcomes of one part, after ``done_ns[v]`` of each stage is done.
 

@@ -36,11 +36,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 
 from oracle.bounds.critical_path import earliest
 from oracle.bounds.work import Job, Unit, Work, smallest
+from topas.compiled import allocating_kernel
 from topas.residual import FloatArray, IntArray
 
 MOST_STATES = 20_000_000
@@ -306,7 +306,7 @@ def _least_sums_s(
     return np.asarray(values[fewer], dtype=np.float64)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def count_up(state, tasks, sizes, before, after, last, done, ready, among):
     """Fill in what is done, ready and among how many tasks, by kind; return the complete tasks.
 
@@ -336,7 +336,7 @@ def count_up(state, tasks, sizes, before, after, last, done, ready, among):
     return complete
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def prefixes_of(batch, done, ready, among, sizes, prefix, group, need, budget):
     """Return the tokens of prefixes that a batch uses, and uses first; (-1, 0) if it is not possible now."""
     used, first, tokens = 0.0, 0.0, 0.0
@@ -364,7 +364,7 @@ def prefixes_of(batch, done, ready, among, sizes, prefix, group, need, budget):
     return used, first
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def _fill(
     values, tasks, sizes, strides, before, after, last, prefix, group, need, batches, budget, each_s,
     base_s, per_prefix_s, compute_s,

@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from oracle.bounds.batches import (
@@ -47,6 +46,7 @@ from oracle.bounds.batches import (
     table_of,
 )
 from oracle.bounds.work import Work
+from topas.compiled import allocating_kernel
 from topas.residual import FloatArray
 
 BUCKETS = 64
@@ -115,7 +115,7 @@ def _sums_from(values: FloatArray) -> FloatArray:
     return np.asarray(np.concatenate([np.cumsum(values[::-1])[::-1], [0.0]]), dtype=np.float64)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def _search(
     states, tasks, sizes, strides, before, after, last, prefix, group, need, batches, budget, prefill_s,
     later_s, window_s, arrivals_s, floors_s, floors_from_s, known_s, width_s, most,

@@ -9,16 +9,16 @@ with the coefficients of :class:`topas.problem.Problem`.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from topas.compiled import allocating_kernel
 from topas.progress import mean_longest_path
 
 NOTHING = -(1 << 62)
 """The value of a prefix set for which no state is feasible."""
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def left_ns(task, bit, stage, work, mask, done, p):
     """Return L of a task after the work in ``done`` and one more request, through the memo if it has one."""
     at = p.memo_at[task]
@@ -36,7 +36,7 @@ def left_ns(task, bit, stage, work, mask, done, p):
     return left
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def joint_gain_ns(k, task, mask, done, p):
     """Return the aged gain of a task's admissions so far together with waiting request k."""
     if p.work_stage[k] < 0:
@@ -49,7 +49,7 @@ def joint_gain_ns(k, task, mask, done, p):
     return np.int64(np.rint(p.age[task] * np.float64(p.path_ns[task] - left)))
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def earlier(p, best, kept, chosen, count):
     """Return whether a state holds the first request, in canonical order, that only one of two holds."""
     flags = p.flags
@@ -71,7 +71,7 @@ def earlier(p, best, kept, chosen, count):
     return False
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def offer(p, best, score, running, moved, kept, chosen, gains, count):
     """Keep a feasible state if it beats the best: score, more running, fewer moved tokens, earlier task.
 
@@ -101,7 +101,7 @@ def offer(p, best, score, running, moved, kept, chosen, gains, count):
     best.gains[:count] = gains[:count]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def greedy_pack(inside, p, best, s):
     """Pack under the prefix set ``inside`` (0/1 per agent), offering every state; return the best score.
 

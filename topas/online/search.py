@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from topas.compiled import allocating_kernel
 from topas.decision import Decision
 from topas.event import Event, Request, TaskState
 from topas.online.greedy_pack import NOTHING, greedy_pack, joint_gain_ns
@@ -83,7 +83,7 @@ class Scratch(NamedTuple):
     chosen: IntArray
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def repairs(inside, active, p, best, s, trial):
     """Pack every set that drops one agent of ``inside``, or swaps one for an agent outside."""
     agents = len(inside)
@@ -99,7 +99,7 @@ def repairs(inside, active, p, best, s, trial):
                     trial[b] = 0
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def search(active, most, p, best, s):
     """Run Algorithm 1 over the active agents (0/1 per agent), leaving the selected state in ``best``."""
     agents = len(active)

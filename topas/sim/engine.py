@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from topas.cost import decode_s, decode_steps, prefill_s
 from topas.decision import Decision
 from topas.errors import SimulationError
 from topas.event import Event, Params, Request
@@ -23,7 +24,6 @@ from topas.profile import Profile
 from topas.score import decision_on
 from topas.sim.cache import KvCache
 from topas.sim.check import check_decision, check_state
-from topas.sim.decode import run_s, steps_until
 from topas.sim.job import Job, Phase
 from topas.sim.ratio import NewTokenRatio, entering_share
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
@@ -67,12 +67,7 @@ class Engine:
         self.ratio = NewTokenRatio()
         self.by_ratio = profile.admission == "sglang"
         self.in_tree = profile.prefix_sharing == "tree"
-        self.prefill_details = bool(
-            profile.prefill_s_per_seq
-            or profile.prefill_s_per_cached_token
-            or profile.prefill_s_per_pair
-            or profile.prefill_s_per_cached_pair
-        )
+        self.cost = profile.cost
         self.computing: set[str] = set()
         self.followers: list[Job] = []
         self.attended = 0
@@ -603,22 +598,15 @@ class Engine:
 
     def _prefill_s(self, batch: Sequence[Job]) -> float:
         """Return the time of a prefill batch (E3)."""
-        profile, agents = self.profile, self.trace.agents
+        agents = self.trace.agents
         new = [job.prefill_tokens + (agents[job.agent] if job.cold else 0) for job in batch]
-        self.prefilled += sum(new)
-        seconds = profile.prefill_base_s + sum(new) * profile.prefill_s_per_token
-        if not self.prefill_details:
-            return seconds
         whole = [agents[job.agent] + job.held - job.copied for job in batch]
-        squares = sum(tokens**2 for tokens in whole)
-        cached_squares = sum((tokens - x) ** 2 for tokens, x in zip(whole, new, strict=True))
-        return (
-            seconds
-            + len(batch) * profile.prefill_s_per_seq
-            + (sum(whole) - sum(new)) * profile.prefill_s_per_cached_token
-            + (squares - cached_squares) * profile.prefill_s_per_pair
-            + cached_squares * profile.prefill_s_per_cached_pair
-        )
+        computed, cached = sum(new), sum(whole) - sum(new)
+        cached_pairs = sum((tokens - x) ** 2 for tokens, x in zip(whole, new, strict=True))
+        new_pairs = sum(tokens**2 for tokens in whole) - cached_pairs
+        self.prefilled += computed
+        seconds: float = prefill_s.py_func(self.cost, len(batch), computed, cached, new_pairs, cached_pairs)
+        return seconds
 
     def _decode(self) -> None:
         """Run equal decode steps until a request finishes, something happens, or memory matters."""
@@ -636,8 +624,8 @@ class Engine:
         kv = self.attended if self.in_tree else self.cache.used
         steps = most
         if self.heap:
-            steps = steps_until(self.profile, n, kv, self.heap[0][0] - self.now_s, most)
-        self.now_s += run_s(self.profile, n, kv, steps)
+            steps = decode_steps(self.cost, n, kv, self.heap[0][0] - self.now_s, most)
+        self.now_s += decode_s.py_func(self.cost, n, kv, steps)
         self.step += steps
         self.steps += steps
         self.step_requests += steps * n

@@ -9,8 +9,9 @@ does not fit.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from topas.compiled import allocating_kernel
 
 LPM, SPF, PARROT, FINISH, GATHER, AGENT = 0, 1, 2, 3, 4, 5
 """Rules of admission: see :func:`choose`."""
@@ -24,7 +25,7 @@ USED, IDLE, BATCH, ASIDE = range(4)
 """Counters: tokens in use, tokens of idle prefixes in memory, running requests, requests passed over."""
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def rank_of(rule, node, arrival, cached, depth, task, left, stages):
     """Return the place of a waiting request within its agent's queue; smallest first."""
     first = np.int64(0)
@@ -39,7 +40,7 @@ def rank_of(rule, node, arrival, cached, depth, task, left, stages):
     return first * _KEY + arrival
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def push(heap, size, agent, rank, node):
     """Put a request into its agent's queue, a binary heap."""
     i = size[agent]
@@ -55,7 +56,7 @@ def push(heap, size, agent, rank, node):
     heap[agent, i, 1] = node
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def pop(heap, size, agent):
     """Take the head off an agent's queue."""
     size[agent] -= 1
@@ -77,7 +78,7 @@ def pop(heap, size, agent):
     heap[agent, i, 1] = node
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def push_run(run, n, finish, node):
     """Put a request that finishes at a step into a batch of n, a binary heap by that step.
 
@@ -95,7 +96,7 @@ def push_run(run, n, finish, node):
     run[i, 1] = node
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def pop_run(run, n):
     """Take the request that finishes next out of a batch of n + 1."""
     first = run[0, 1]
@@ -117,14 +118,14 @@ def pop_run(run, n):
     return first
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def line_up(rule, node, arrival, cached, depth, task, agent, left, stages, size, heap):
     """Put a waiting request into its agent's queue, a heap by the rule's rank."""
     rank = rank_of(rule, node, arrival[node], cached, depth, task, left, stages)
     push(heap, size, agent[node], rank, node)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def come(rule, node, came, now, arrival, cached, depth, task, agent, left, stages, size, weight, heap):
     """Let an expected request arrive."""
     now[node] = WAITING
@@ -133,7 +134,7 @@ def come(rule, node, came, now, arrival, cached, depth, task, agent, left, stage
     weight[agent[node]] += 1.0 / left[task[node]]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def eighth_power(x):
     """Return x to the eighth."""
     x *= x
@@ -141,7 +142,7 @@ def eighth_power(x):
     return x * x
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def choose(rule, force, most, free, prefix, smallest, users, size, weight, heap):
     """Return the agent whose head is tried next, -1 if none.
 
@@ -174,7 +175,7 @@ def choose(rule, force, most, free, prefix, smallest, users, size, weight, heap)
     return best
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def next_fit(
     rule, force, most, budget, left, task, reserve, prefix, smallest, users, size, weight, heap, aside,
     count,
@@ -201,7 +202,7 @@ def next_fit(
         count[ASIDE] += 1
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def queue_up(rule, status, arrival, cached, depth, task, agent, left, stages, size, weight, heap):
     """Fill the agents' queues with the waiting requests."""
     size[:] = 0
@@ -212,7 +213,7 @@ def queue_up(rule, status, arrival, cached, depth, task, agent, left, stages, si
             weight[agent[node]] += 1.0 / left[task[node]]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def enter(status, agent, reserve, prefix, resident, users, there, count):
     """Count what runs: users of prefixes, tokens, requests."""
     users[:] = 0
@@ -231,7 +232,7 @@ def enter(status, agent, reserve, prefix, resident, users, there, count):
             count[IDLE] += prefix[a]
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def play(rule, status, taken, takes, p, s, out, limit):
     """Return the cost of a candidate under a base rule: mean completion time, its 8-norm, and the drain.
 
@@ -391,7 +392,7 @@ def play(rule, status, taken, takes, p, s, out, limit):
     return total / tasks + p.tail * scale * (tail / tasks) ** 0.125 + p.drain * drain
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def admit_by(rule, force, most, status, p, s, row):
     """Write into ``row`` what a rule admits now; return how many."""
     agent, reserve, prefix, users, there, count = p.agent, p.reserve, p.prefix, s.users, s.there, s.counts
@@ -416,7 +417,7 @@ def admit_by(rule, force, most, status, p, s, row):
     return takes
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def propose(rule, force, most, dropped, p, s, c):
     """Add a rule's decision to the candidates, once; return its place.
 
@@ -456,7 +457,7 @@ def propose(rule, force, most, dropped, p, s, c):
     return n
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def best_base(p, s, c, out):
     """Return the place of the base rule that does best by itself; ``played[b, k]`` are its costs."""
     c.base_cost[:] = 0.0
@@ -476,7 +477,7 @@ def best_base(p, s, c, out):
     return np.argmin(c.base_cost)
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def look_ahead(p, s, c, out, lost):
     """Choose among all candidates; return the place of the best one.
 

@@ -6,9 +6,9 @@ then the expected ones.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from topas.compiled import allocating_kernel
 from topas.online.rollout.kernel import FUTURE, LATER, RUNNING, WAITING
 
 (
@@ -22,7 +22,7 @@ PLACE, WHO, PROMPT, CONTEXT, HELD, RUNS, DONE, ALLOWED, BACK, SEED, RANK = range
 generated, allowed, times it was taken back, seed, and place in the order of arrival."""
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def stages_of(done, before, before_at, active):
     """Return how many predecessors each stage waits for: none if it has requests."""
     missing = np.zeros(len(done), np.int64)
@@ -33,7 +33,7 @@ def stages_of(done, before, before_at, active):
     return missing
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def nodes_of(task, depth, missing, more, begun, outlook, requests, outlooks):
     """Return the table of nodes, first expected request and number of requests by stage.
 
@@ -89,7 +89,7 @@ def nodes_of(task, depth, missing, more, begun, outlook, requests, outlooks):
     return table, first, count
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def smallest(agent, reserve, agents):
     """Return the smallest reservation of each agent's requests."""
     least = np.full(agents, np.int64(1) << 62)
@@ -98,7 +98,7 @@ def smallest(agent, reserve, agents):
     return least
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def lengths_known(table, outputs, outputs_at):
     """Return whether every request's output length is certain: one length was seen of its stage."""
     for node in range(table.shape[1]):
@@ -108,7 +108,7 @@ def lengths_known(table, outputs, outputs_at):
     return True
 
 
-@numba.njit(cache=True)
+@allocating_kernel
 def outputs_left(table, requests, outlooks, outputs, outputs_at, marks, scenarios):
     """Return the output tokens still to come by scenario and node.
 
