@@ -14,8 +14,8 @@ from tabulate import tabulate
 from compare.cell import COUNTS, METRICS, TIMINGS, Cell, Fixed, Result, TraceFile
 from compare.run import Outcome
 from compare.stats import COMPARED, Change, Point, Summary, best_of, summarise
-from topas.event import Params
 from topas.files import write_all
+from topas.params import params_in_words
 from topas.profile import Profile
 
 JCT = {"mean_jct_s": "mean JCT", "p99_jct_s": "p99 JCT"}
@@ -240,17 +240,6 @@ def _what_was_run(comparison: Comparison) -> str:
         f"- Policies: {', '.join(policies)}.",
     )
     return "\n".join(lines)
-
-
-def params_in_words(params: Params) -> str:
-    """Name the parameters that an option or a configuration may change; of rarer ones the changed only."""
-    text = f"beta {params.beta}, rho {params.rho}, M {params.M}, K {params.K}"
-    plain = Params()
-    if params.age_factor != plain.age_factor:
-        text += f", age factor {params.age_factor}"
-    before = asdict(plain.lookahead)
-    changed = {name: value for name, value in asdict(params.lookahead).items() if value != before[name]}
-    return text + (f", lookahead: {_named(changed)}" if changed else "")
 
 
 _NAMES = {"format", "name", "note"}

@@ -197,10 +197,10 @@ def _refused(run: Run, arguments: Sequence[object]) -> str:
     [
         (("--profile", "nosuch"), "nosuch: no such profile or file; built-in profiles: "),
         (("--policy", "nosuch"), "unknown policy 'nosuch'; known: fcfs, "),
-        (("--K", "-1"), "--K: expected a number from 0 to "),
-        (("--M", "17"), "--M: expected a number from 0 to 16, found 17"),
-        (("--beta", "-0.5"), "--beta: expected a number"),
-        (("--rho", "nan"), "--rho: expected a number"),
+        (("--K", "-1"), "--K: input should be greater than or equal to 0, found -1"),
+        (("--M", "17"), "--M: input should be less than or equal to 16, found 17"),
+        (("--beta", "-0.5"), "--beta: input should be greater than or equal to 0, found -0.5"),
+        (("--rho", "nan"), "--rho: input should be a finite number, found nan"),
         (("--events", "no/such/folder/log.jsonl"), "cannot write here"),
     ],
 )

@@ -127,7 +127,7 @@ def test_the_page_says_what_was_run() -> None:
     assert "- Workload `dag-4`: 5 tasks, rates 0.1, 0.2 tasks/s, seeds 1, 2, default lengths." in page
     assert "- Profile `study`: kv_budget_tokens 36000," in page
     assert "host_cache True, admission full, redo decode." in page
-    assert "- Parameters: beta 1.0, rho 0.5, M 6, K 0." in page
+    assert "- Parameters: beta 1.0, rho 0.5, M 6, K 0, age factor 1.0." in page
     assert "- Policies: `fcfs` (baseline), `lpm` (baseline), `topas`." in page
     assert "Failed" not in page
 

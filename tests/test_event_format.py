@@ -217,6 +217,7 @@ def test_an_unknown_format_is_refused(version: str, refused: Refused) -> None:
         (("params", "M"), 17, "params.M", "16"),
         (("params", "age_scale_s"), 0, "params.age_scale_s", "greater than 0"),
         (("params", "scenarios"), 0, "params.scenarios", "1"),
+        (("params", "beta"), 1e7, "params.beta", "1000000"),
     ],
 )
 def test_what_refers_to_nothing_or_is_out_of_range_is_refused(
@@ -260,7 +261,7 @@ def test_a_duration_beyond_all_measure_is_refused(size: float, refused: Refused)
             assert refused(json.dumps(changed(place, size))).startswith(f"{dotted(place)}: ")
 
 
-@pytest.mark.parametrize("name", ["swap_s_per_token", "decode_s_per_token", "beta"])
+@pytest.mark.parametrize("name", ["swap_s_per_token", "decode_s_per_token"])
 def test_a_cost_beyond_all_measure_is_refused(name: str, refused: Refused) -> None:
     line = refused(json.dumps(changed(("params", name), 1e7)))
     assert "1e+06 s" in line

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import polars as pl
@@ -34,7 +35,8 @@ from compare.live.side_by_side import (
 from compare.live.sizes import SIZES, SYNTHETIC, size_of
 from topas.cli import main
 from topas.event import Params
-from topas.online.sglang.config import SearchParams, load_config
+from topas.online.sglang.config import load_config
+from topas.params import SearchParams
 from topas.profile import Profile, load_profile
 from topas.sim import simulate
 from topas.sim.result import TaskResult
@@ -117,7 +119,7 @@ def test_a_server_reads_the_profile_and_the_parameters(tmp_path: Path) -> None:
     config = load_config(str(path))
     assert load_profile(str(config.profile)) == PROFILE
     assert config.params.on(Params()) == SETTINGS.params
-    assert set(tomllib.loads(path.read_text())["params"]) == set(SearchParams.model_fields)
+    assert set(tomllib.loads(path.read_text())["params"]) == {field.name for field in fields(SearchParams)}
 
 
 # --- figures ----------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from hypothesis import given
 from support_events import events, many
 from support_sim import Stage, ask, make_profile, make_trace, single
 
-from topas.event import Event, Lookahead
+from topas.event import Event
 from topas.feasible import violations
 from topas.formats import event_json, event_of
 from topas.online.rollout import kernel
 from topas.online.rollout.policy import look_ahead, may_change
 from topas.online.rollout.situation import case_of, requests_left, room_for
 from topas.online.search import select
+from topas.params import Lookahead
 from topas.policies import get_policy
 from topas.policies.policy import QueuePolicy, admit_from_head
 from topas.sim import simulate

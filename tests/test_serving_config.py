@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from topas.errors import InputError
 from topas.event import Params
-from topas.online.sglang.config import MAX_CONFIG_BYTES, SearchParams, ServingConfig, load_config
+from topas.online.sglang.config import MAX_CONFIG_BYTES, ServingConfig, load_config
+from topas.params import SearchParams
 from topas.workflow import StageProfile, dag_of
 
 YAML = """

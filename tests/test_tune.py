@@ -30,7 +30,7 @@ from compare.tuning.config_file import config_text, scalar
 from compare.tuning.held_out import Row, change
 from compare.tuning.loss import Reference, Weights, loss_of, references_of
 from compare.tuning.plan import Plan
-from compare.tuning.space import RANGES, TUNED, space_of, values_of, with_values
+from compare.tuning.space import RANGES, TUNED, rounded, space_of
 from compare.tuning.study import Found, State, search
 from compare.tuning.sweep import Setting, settings_of
 from oracle.event import solve_event
@@ -38,10 +38,12 @@ from topas.cli import main
 from topas.errors import InputError
 from topas.event import Params
 from topas.formats import event_json, event_of, read_event, read_events
-from topas.online.sglang.config import SearchParams, load_config
+from topas.online.sglang.config import load_config
 from topas.online.tracker import Tracker
+from topas.params import SearchParams, values_of, with_values
 from topas.policies import baseline_names, get_policy
 from topas.profile import load_profile
+from topas.schema import validate
 from topas.score import decision_on
 from topas.trace.format import write_trace
 from traces.workloads import WorkloadOptions, generate
@@ -341,14 +343,14 @@ def test_the_space_of_a_policy_holds_its_start_and_only_valid_values(policy: str
             getattr(space[name], "high", None),
         )
         for end in ends:
-            changed = with_values(base, {name: end})
+            changed = validate(SearchParams, asdict(with_values(base, {name: end})))
             assert values_of(changed, [name]) == {name: end}
 
 
 def test_every_parameter_of_score_and_lookahead_can_be_tuned() -> None:
-    file = {name for name in SearchParams.model_fields if name != "lookahead"}
-    file |= {f"lookahead.{name}" for name in BASE.lookahead.model_dump()}
-    assert set(RANGES) == file
+    file = asdict(BASE)
+    file |= {f"lookahead.{name}": value for name, value in file.pop("lookahead").items()}
+    assert set(RANGES) == set(file)
 
 
 def test_parameters_are_named_as_in_the_file_or_by_their_last_word() -> None:
@@ -388,7 +390,7 @@ def drawn(name: str) -> st.SearchStrategy[int | float]:
 def test_the_file_says_exactly_what_was_run(
     values: Mapping[str, int | float], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    params = with_values(BASE, values)
+    params = with_values(BASE, rounded(values))
     path = tmp_path_factory.mktemp("config") / "topas.yaml"
     path.write_text(config_text(params, BASE, ["a: line", "two\nlines"]))
     assert load_config(str(path)).params == params
@@ -655,7 +657,7 @@ def test_the_folder_holds_report_tables_and_configuration(done: Path) -> None:
     best = min(trials, key=lambda row: float(row["loss"]))
     assert found["trials"]["best"] == int(best["trial"])
     assert found["trials"]["default_loss"] == float(trials[0]["loss"])
-    assert found["config"] == load_config(str(done / "topas.yaml")).params.model_dump()
+    assert found["config"] == asdict(load_config(str(done / "topas.yaml")).params)
 
 
 def test_the_losses_are_those_of_the_simulator(done: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,74 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from topas.params import Costs, Params
 from topas.residual import Residual
 from topas.workflow import Dag
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What the engine's steps take, for policies that look ahead; units and formulas as in a profile.
-
-    ``keeps`` says whether a preempted request keeps what it has generated, ``host`` whether a prefix that
-    was let go is loaded from host memory rather than computed again.
-    """
-
-    prefill_base_s: float = 0.0
-    prefill_s_per_token: float = 0.0
-    decode_base_s: float = 0.0
-    decode_s_per_seq: float = 0.0
-    decode_s_per_kv_token: float = 0.0
-    keeps: bool = False
-    host: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Lookahead:
-    """How ``topas`` looks ahead: what it tries, how far it follows, and what it takes to leave a base rule.
-
-    Requests of an agent that together have generated at most the share ``preempt`` of one expected output
-    may be preempted, each once, to make room for others. Unknown output lengths are sampled in
-    ``scenarios``. The base rule that does best by itself is followed. A rollout ends after ``horizon``
-    completions; its cost is the mean completion time, plus ``tail`` times the 8-norm of the ages at
-    completion, plus ``drain`` times the time that all present work takes at the speed of its first half, for
-    which later arrivals wait. A candidate must be better than the rule's own decision by the share
-    ``margin``; one that is worse than the best by ``race`` / sqrt(scenarios seen) is followed no further.
-    """
-
-    preempt: float = 0.5
-    scenarios: int = 8
-    horizon: int = 100
-    tail: float = 1.0
-    drain: float = 0.6
-    margin: float = 0.01
-    race: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """Parameters of the score and of the search.
-
-    ``beta`` weighs reuse (Eq. 11), ``rho`` aging (Eq. 12) over the scale H_age = ``age_scale_s``.
-    ``M`` is the largest agent pool whose prefix sets are all enumerated, ``K`` caps the admissions and,
-    separately, the preemptions of one event (0: no cap). ``max_running`` caps the running batch
-    (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not exact.
-    ``costs`` are the engine's; None where they are not known. ``lookahead`` is for ``topas`` alone.
-    ``age_factor`` scales the learnt age scale: H_age is that many times the mean service of a task.
-    """
-
-    beta: float = 1.0
-    rho: float = 0.5
-    age_scale_s: float = 30.0
-    M: int = 6
-    K: int = 0
-    swap_s_per_token: float = 0.0
-    decode_s_per_token: float = 0.0
-    max_running: int = 0
-    scenarios: int = 256
-    seed: int = 0
-    costs: Costs | None = None
-    lookahead: Lookahead = Lookahead()
-    age_factor: float = 1.0
+__all__ = ["Costs", "Event", "Outlook", "Params", "Request", "TaskState"]
 
 
 @dataclass(frozen=True, slots=True)

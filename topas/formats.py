@@ -13,25 +13,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from topas.decision import Decision, Terms
 from topas.errors import InputError
-from topas.event import Costs, Event, Lookahead, Outlook, Params, Request, TaskState
+from topas.event import Event, Outlook, Params, Request, TaskState
 from topas.files import read_file
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
-from topas.schema import MAX_BYTES, parse_json, validate
+from topas.schema import MAX_BYTES, MAX_S, Count, Name, Seconds, Strict, parse_json, validate
 from topas.units import to_ns, to_s
 from topas.workflow import dag_of
 
 EVENT_FORMAT = "topas-event/1"
 DECISION_FORMAT = "topas-decision/1"
-MAX_S = 1e6
-"""Longest single duration and largest single cost: eleven days; keeps sums within 64 bits."""
-
 MAX_AGED_S = 1e8
 """Largest sum of a task's residuals times its age weight, for the same reason."""
 MAX_TOTAL_S = 4e9
@@ -41,112 +38,69 @@ MAX_LENGTH = 10_000_000
 MAX_REQUESTS = 100_000
 """Most requests of one execution of a stage."""
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+REQUIRED = ("beta", "rho", "age_scale_s", "M", "K", "swap_s_per_token", "decode_s_per_token")
+"""Parameters that an event must have."""
+
 RequestId = Annotated[str, Field(min_length=1, max_length=500)]
-Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
 Samples = Annotated[list[Seconds], Field(min_length=1)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+class _Agent(Strict):
+    prefix_tokens: Count
 
 
-class _Agent(_Model):
-    prefix_tokens: Tokens
-
-
-class _Stage(_Model):
+class _Stage(Strict):
     after: list[Name]
     residual_s: Samples | Name
     outlook: Name | None = None
     requests: Count = 0
 
 
-class _Task(_Model):
+class _Task(Strict):
     arrival_s: Annotated[float, Field(ge=0)]
     attained_s: Annotated[float, Field(ge=0)] = 0.0
     stages: dict[Name, _Stage]
 
 
-class _Waiting(_Model):
+class _Waiting(Strict):
     id: RequestId
     task: Name
     stage: Name
     agent: Name
-    reserve_tokens: Tokens
+    reserve_tokens: Count
     service_s: Seconds
     arrival_s: Annotated[float, Field(ge=0)] | None = None
-    cached_tokens: Tokens | None = None
-    input_tokens: Tokens = 0
-    max_new_tokens: Tokens = 0
-    passed_tokens: Tokens = 0
+    cached_tokens: Count | None = None
+    input_tokens: Count = 0
+    max_new_tokens: Count = 0
+    passed_tokens: Count = 0
     preemptions: Count = 0
 
 
-class _Outlook(_Model):
+class _Outlook(Strict):
     agent: Name
-    input_tokens: Tokens
+    input_tokens: Count
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
     outputs: Annotated[list[Annotated[int, Field(ge=1, le=MAX_LENGTH)]], Field(min_length=1)]
     counts: Annotated[list[Annotated[int, Field(ge=1, le=MAX_REQUESTS)]], Field(min_length=1)]
-    reused_tokens: Tokens = 0
-
-
-class _Costs(_Model):
-    prefill_base_s: Seconds
-    prefill_s_per_token: Seconds
-    decode_base_s: Seconds
-    decode_s_per_seq: Seconds
-    decode_s_per_kv_token: Seconds
-    keeps: bool
-    host: bool
-
-
-class LookaheadParams(_Model):
-    """:class:`topas.event.Lookahead` in a file."""
-
-    preempt: Annotated[float, Field(ge=0, le=1)] = Lookahead().preempt
-    scenarios: Annotated[int, Field(ge=1, le=64)] = Lookahead().scenarios
-    horizon: Annotated[int, Field(ge=1, le=100_000)] = Lookahead().horizon
-    tail: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().tail
-    drain: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().drain
-    margin: Annotated[float, Field(ge=0, lt=1)] = Lookahead().margin
-    race: Annotated[float, Field(ge=0, le=1e6)] = Lookahead().race
+    reused_tokens: Count = 0
 
 
 class _Running(_Waiting):
-    generated_tokens: Tokens
+    generated_tokens: Count
     credit_s: Seconds
 
 
-class _Params(_Model):
-    beta: Annotated[float, Field(ge=0)]
-    rho: Annotated[float, Field(ge=0, le=1e6)]
-    age_scale_s: Annotated[float, Field(gt=0)]
-    M: Annotated[int, Field(ge=0, le=16)]
-    K: Count
-    swap_s_per_token: Annotated[float, Field(ge=0)]
-    decode_s_per_token: Annotated[float, Field(ge=0)]
-    max_running: Count = Params().max_running
-    scenarios: Annotated[int, Field(ge=1, le=65536)] = Params().scenarios
-    seed: Count = Params().seed
-    costs: _Costs | None = None
-    lookahead: LookaheadParams = LookaheadParams()
-    age_factor: Annotated[float, Field(gt=0, le=1e6)] = Params().age_factor
-
-
-class _Event(_Model):
+class _Event(Strict):
     format: Literal["topas-event/1"]
     time_s: Annotated[float, Field(ge=0)]
-    budget_tokens: Tokens
-    params: _Params
+    budget_tokens: Count
+    params: Params
     agents: dict[Name, _Agent]
     resident: list[Name]
     reuse_counts: dict[Name, Count]
-    samples: dict[Name, Samples] = {}
-    outlooks: dict[Name, _Outlook] = {}
+    samples: dict[Name, Samples] = Field(default_factory=dict)
+    outlooks: dict[Name, _Outlook] = Field(default_factory=dict)
     tasks: dict[Name, _Task]
     waiting: list[_Waiting]
     running: list[_Running]
@@ -166,6 +120,10 @@ def read_event(path: str | Path) -> Event:
 def event_of(value: object, *, source: str | None = None, line: int | None = None) -> Event:
     """Return the event that a JSON value describes; raises InputError as :func:`read_event` does."""
     raw = validate(_Event, value, source=source, line=line)
+    given = cast("dict[str, dict[str, object]]", value)["params"]
+    for name in REQUIRED:
+        if name not in given:
+            raise InputError("field required", source=source, line=line, field=f"params.{name}")
     try:
         return _event(raw)
     except InputError as error:
@@ -203,7 +161,7 @@ def _event(raw: _Event) -> Event:
         running=tuple(requests["running"]),
         resident=resident,
         reuse_counts=dict(raw.reuse_counts),
-        params=_params(raw.params),
+        params=raw.params,
     )
 
 
@@ -243,12 +201,6 @@ def _check_costs(
 def _known(name: str, known: Mapping[str, object], kind: str, field: str) -> None:
     if name not in known:
         raise InputError(f"unknown {kind} {name!r}", field=field)
-
-
-def _params(raw: _Params) -> Params:
-    costs = None if raw.costs is None else Costs(**raw.costs.model_dump())
-    lookahead = Lookahead(**raw.lookahead.model_dump())
-    return Params(**{**raw.model_dump(), "costs": costs, "lookahead": lookahead})
 
 
 def _outlook(raw: _Outlook) -> Outlook:
@@ -361,7 +313,7 @@ def event_json(event: Event) -> dict[str, Any]:
         "format": EVENT_FORMAT,
         "time_s": event.time_s,
         "budget_tokens": event.budget_tokens,
-        "params": _params_json(event.params),
+        "params": {k: v for k, v in asdict(event.params).items() if k != "costs" or v is not None},
         "agents": {name: {"prefix_tokens": tokens} for name, tokens in sorted(event.agents.items())},
         "resident": sorted(event.resident),
         "reuse_counts": dict(sorted(event.reuse_counts.items())),
@@ -379,13 +331,6 @@ def event_json(event: Event) -> dict[str, Any]:
 
 def _outlook_json(outlook: Outlook) -> dict[str, Any]:
     return {**asdict(outlook), "outputs": list(outlook.outputs), "counts": list(outlook.counts)}
-
-
-def _params_json(params: Params) -> dict[str, Any]:
-    value = {name: getattr(params, name) for name in _Params.model_fields}
-    costs = value.pop("costs")
-    value["lookahead"] = asdict(params.lookahead)
-    return value if costs is None else value | {"costs": asdict(costs)}
 
 
 def _request_json(request: Request, *, running: bool) -> dict[str, Any]:
@@ -412,7 +357,7 @@ def decision_json(decision: Decision) -> dict[str, Any]:
     }
 
 
-class _Terms(_Model):
+class _Terms(Strict):
     admit_s: float
     move_s: float
     redo_s: float
@@ -420,7 +365,7 @@ class _Terms(_Model):
     reuse_s: float
 
 
-class _Decision(_Model):
+class _Decision(Strict):
     format: Literal["topas-decision/1"]
     resident: list[Name]
     admit: list[RequestId]
@@ -449,7 +394,7 @@ def log_line(event: Event, decision: Decision) -> str:
     return json.dumps(entry, separators=(",", ":"))
 
 
-class _Logged(_Model):
+class _Logged(Strict):
     event: dict[str, Any]
     decision: dict[str, Any]
     engine: dict[str, Any] | None = None  # what a server observed; not read

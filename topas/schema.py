@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from topas.errors import InputError
 
@@ -19,7 +20,29 @@ _INTERNAL = re.compile(r"\[key\]$|constrained-|list\[constrained-")
 MAX_SHOWN = 60
 """Longest piece of a wrong value that an error shows."""
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model")
+
+STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+"""No unknown fields, no NaN or infinity: what a dataclass needs whose fields have the types below."""
+
+MAX_COUNT = 1_000_000_000
+"""Largest token count or other count: beyond it a number is a slip, and sums would leave 64 bits."""
+
+MAX_S = 1e6
+"""Longest single duration and largest single cost of an event: eleven days; keeps sums within 64 bits."""
+
+Flag = Annotated[bool, Field(strict=True)]
+Real = Annotated[float, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[Real, Field(ge=0, le=MAX_S)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
+
+
+class Strict(BaseModel):
+    """A part of a file: no conversions, no unknown fields, no NaN or infinity."""
+
+    model_config = STRICT | ConfigDict(strict=True)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -74,7 +97,7 @@ def validate(
     source: str | None = None,
     line: int | None = None,
 ) -> Model:
-    """Check a JSON value against a schema.
+    """Check a JSON value against a schema: a pydantic model, or a dataclass with annotated fields.
 
     Raises
     ------
@@ -82,12 +105,18 @@ def validate(
         naming the first wrong field and what was expected there.
     """
     try:
-        return model.model_validate(value)
+        return cast("Model", _adapter(model).validate_python(value))  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"] if not _INTERNAL.match(str(part))) or None
-        expected = first["msg"][0].lower() + first["msg"][1:]
-        if first["type"] not in ("missing", "extra_forbidden"):
+        unknown = first["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+        expected = "extra inputs are not permitted" if unknown else first["msg"][0].lower() + first["msg"][1:]
+        if not unknown and first["type"] != "missing":
             shown = repr(first.get("input"))
             expected += f", found {shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + '...'}"
         raise InputError(expected, source=source, line=line, field=field) from None
+
+
+@cache
+def _adapter(model: Any) -> TypeAdapter[Any]:  # noqa: ANN401  a model
+    return TypeAdapter(model)

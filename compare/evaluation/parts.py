@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compare.cell import Points, Source, sources_of
 from compare.evaluation.draw import Draw, Setting, session_draws
@@ -12,7 +12,7 @@ from compare.evaluation.robustness import CASES
 from compare.evaluation.run import Run
 from compare.whole import BoundCase, ImproveCase
 from topas.errors import InputError
-from topas.event import Lookahead, Params
+from topas.event import Params
 from topas.profile import Profile, load_profile
 from traces.workloads import WorkloadOptions
 
@@ -87,8 +87,7 @@ def ablation_runs(plan: Plan) -> tuple[Run, ...]:
 
 def _variants(draw: Draw, part: Ablation) -> Iterable[Run]:
     for variant in part.variants:
-        lookahead = Lookahead(**variant.lookahead.model_dump())
-        yield Run(draw, variant.policy, variant.name, replace(Params(), lookahead=lookahead))
+        yield Run(draw, variant.policy, variant.name, Params(lookahead=variant.lookahead))
 
 
 def robustness_runs(plan: Plan) -> tuple[Run, ...]:

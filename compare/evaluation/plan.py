@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from compare.evaluation.robustness import CASES
 from topas.errors import InputError
 from topas.files import read_file
-from topas.formats import LookaheadParams
+from topas.params import Lookahead
 from topas.policies import baseline_names, policy_names
 from topas.schema import validate
 from traces.workloads import WORKLOADS
@@ -120,7 +120,7 @@ class Variant(_Section):
 
     name: Annotated[str, Field(min_length=1)]
     policy: Policy = "topas"
-    lookahead: LookaheadParams = Field(default_factory=LookaheadParams)
+    lookahead: Lookahead = Lookahead()
 
 
 class Ablation(_Section):

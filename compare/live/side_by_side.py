@@ -28,7 +28,7 @@ from compare.pool import Interrupted, folder_for
 from topas.errors import InputError
 from topas.event import Params
 from topas.files import whole_file
-from topas.online.sglang.config import SearchParams
+from topas.params import SearchParams
 from topas.profile import Profile
 from topas.trace import TaskSpec, Trace
 from topas.workflow import Dag, Workflow, dag_of
@@ -297,7 +297,7 @@ def write_config(settings: Settings, folder: Path) -> Path:
     """Write what the plugin reads at the start of a server; return the file."""
     with whole_file(folder / "profile.json") as stream:
         stream.write(json.dumps(settings.profile.model_dump(mode="json"), indent=2) + "\n")
-    params = SearchParams.of(settings.params).model_dump()
+    params = asdict(SearchParams.of(settings.params))
     lookahead = params.pop("lookahead")
     lines = ['format = "topas-serving/1"', 'profile = "profile.json"']
     for section, values in (("params", params), ("params.lookahead", lookahead)):

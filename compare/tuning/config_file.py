@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
-from compare.tuning.space import RANGES, Value, values_of
-from topas.online.sglang.config import SearchParams
+from compare.tuning.space import Value
+from topas.params import PARAMETERS, SearchParams, values_of
 
 
 def config_text(params: SearchParams, base: SearchParams, comments: Sequence[str]) -> str:
@@ -18,10 +18,9 @@ def config_text(params: SearchParams, base: SearchParams, comments: Sequence[str
     """
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     lines += ["format: topas-serving/1", "params:"]
-    names = list(RANGES)
-    values, before = values_of(params, names), values_of(base, names)
+    values, before = values_of(params), values_of(base)
     section = ""
-    for name in names:
+    for name in PARAMETERS:
         own, _, last = name.rpartition(".")
         if own != section:
             lines.append(f"  {own}:")

@@ -22,7 +22,7 @@ from compare.stats import Interval, Summary, interval, summarise
 from compare.tuning.loss import Reference, loss_of, references_of
 from compare.tuning.plan import Plan
 from topas.event import Params
-from topas.online.sglang.config import SearchParams
+from topas.params import SearchParams
 
 DEFAULT, TUNED = "default", "tuned"
 """How the two settings of the policy are called beside the baselines."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +14,7 @@ from compare.cell import Cell, Source, canonical, code_digest, source_content
 from compare.tuning.loss import Weights
 from compare.tuning.space import Space
 from topas.event import Params
-from topas.online.sglang.config import SearchParams
+from topas.params import SearchParams
 from topas.profile import Profile
 
 
@@ -42,7 +42,7 @@ class Plan:
             "another policy": self.policy,
             "other parameters, ranges or starting values": {
                 "ranges": {name: distribution_to_json(one) for name, one in self.space.items()},
-                "base": self.base.model_dump(mode="json"),
+                "base": asdict(self.base),
             },
             "other training traces": [source_content(source) for source in self.train],
             "another engine profile": self.profile.model_dump(mode="json"),

@@ -6,7 +6,6 @@ A parameter is named as in the configuration file: ``beta``, ``lookahead.margin`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -16,7 +15,7 @@ from optuna.distributions import (
 )
 
 from topas.errors import InputError
-from topas.online.sglang.config import SearchParams
+from topas.params import PARAMETERS, Parameter, SearchParams, values_of
 
 Value = int | float
 Space = Mapping[str, BaseDistribution]
@@ -24,24 +23,20 @@ Space = Mapping[str, BaseDistribution]
 DIGITS = 4
 """Significant digits of a real parameter: what runs is what the file says, without an exponent."""
 
-RANGES: Space = {
-    "beta": FloatDistribution(0.0, 4.0),
-    "rho": FloatDistribution(0.0, 4.0),
-    "M": IntDistribution(0, 10),
-    # No order fits K, since 0 is no cap at all.
-    "K": CategoricalDistribution((0, 1, 2, 4, 8, 16, 32)),
-    "age_factor": FloatDistribution(0.1, 10.0, log=True),
-    "lookahead.preempt": FloatDistribution(0.0, 1.0),
-    "lookahead.scenarios": IntDistribution(1, 16, log=True),
-    "lookahead.horizon": IntDistribution(10, 1000, log=True),
-    "lookahead.tail": FloatDistribution(0.0, 4.0),
-    "lookahead.drain": FloatDistribution(0.0, 2.0),
-    "lookahead.margin": FloatDistribution(0.0, 0.1),
-    "lookahead.race": FloatDistribution(0.0, 0.3),
-}
-"""Where each parameter is looked for; beyond M = 10 the enumeration alone takes milliseconds a decision."""
 
-_SCORE = ("beta", "rho", "M", "K", "age_factor")
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    tuned = parameter.tuned
+    if tuned.choices:
+        return CategoricalDistribution(tuned.choices)
+    if parameter.kind is int:
+        return IntDistribution(int(tuned.low), int(tuned.high), log=tuned.log)
+    return FloatDistribution(tuned.low, tuned.high, log=tuned.log)
+
+
+RANGES: Space = {name: _distribution(parameter) for name, parameter in PARAMETERS.items()}
+"""Where each parameter is looked for."""
+
+_SCORE = tuple(name for name in RANGES if not name.startswith("lookahead."))
 
 TUNED: Mapping[str, tuple[str, ...]] = {
     "topas": (*(name for name in RANGES if name.startswith("lookahead.")), "K"),
@@ -94,24 +89,12 @@ def _widened(given: BaseDistribution, value: Value) -> BaseDistribution:
     raise TypeError(type(given))
 
 
-def values_of(params: SearchParams, names: Sequence[str]) -> dict[str, Value]:
-    """Return some parameters' values by name."""
-    values = {}
-    for name in names:
-        section, _, last = name.rpartition(".")
-        values[name] = getattr(params.lookahead if section else params, last)
-    return values
-
-
-def with_values(params: SearchParams, values: Mapping[str, Value]) -> SearchParams:
-    """Return parameters with some changed; real ones are rounded to :data:`DIGITS` significant digits."""
-    changed: dict[str, Any] = params.model_dump()
-    for name, value in values.items():
-        section, _, last = name.rpartition(".")
-        place = changed[section] if section else changed
-        place[last] = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-    changed["lookahead"] = type(params.lookahead)(**changed["lookahead"])
-    return SearchParams(**changed)
+def rounded(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Round real parameters to :data:`DIGITS` significant digits."""
+    return {
+        name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        for name, value in values.items()
+    }
 
 
 def in_words(name: str, given: BaseDistribution) -> str:

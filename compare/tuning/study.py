@@ -31,9 +31,9 @@ from compare.pool import Interrupted
 from compare.run import run_cells
 from compare.tuning.loss import Reference, loss_of
 from compare.tuning.plan import Plan
-from compare.tuning.space import Value, values_of, with_values
+from compare.tuning.space import Value, rounded
 from topas.errors import InputError
-from topas.online.sglang.config import SearchParams
+from topas.params import SearchParams, values_of, with_values
 
 ATTRIBUTE = "topas-tune/1"
 """Attribute of a study under which digests of all that it depends on are kept."""
@@ -147,7 +147,7 @@ def _run(  # noqa: PLR0913  a step of the search needs all of it
     jobs: int,
 ) -> None:
     """Run a trial's cells, ``jobs`` at a time, and tell the study how it ended."""
-    cells = plan.cells(with_values(plan.base, trial.params))
+    cells = plan.cells(with_values(plan.base, rounded(trial.params)))
     losses: list[float] = []
     for start in range(0, len(cells), jobs):
         outcome = run_cells(cells[start : start + jobs], folder, jobs=jobs, progress=False)
@@ -262,7 +262,7 @@ def _trial(plan: Plan, index: int, frozen: FrozenTrial) -> Trial:
     return Trial(
         index=index,
         state=_STATES[frozen.state],
-        params=with_values(plan.base, values),
+        params=with_values(plan.base, rounded(values)),
         cells=len(losses),
         loss=fmean(losses) if losses else None,
         reason=frozen.user_attrs.get(REASON, ""),

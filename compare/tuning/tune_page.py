@@ -12,7 +12,6 @@ from compare.report import (
     JCT,
     markdown_table,
     number,
-    params_in_words,
     percent,
     trace_in_words,
     with_interval,
@@ -22,10 +21,11 @@ from compare.tuning.config_file import scalar
 from compare.tuning.held_out import DEFAULT, TUNED, HeldOut, Row
 from compare.tuning.outcome import Tuning
 from compare.tuning.plan import Plan
-from compare.tuning.space import in_words, values_of
+from compare.tuning.space import in_words
 from compare.tuning.study import ENOUGH, State
 from compare.tuning.sweep import DECISION, PAPER, SCORED, Sweep
 from topas.event import Params
+from topas.params import params_in_words, values_of
 
 _LOSS = (
     "The loss of a cell is {mean:g} ln(mean JCT / the best baseline's) + {p99:g} ln(p99 JCT / the best "

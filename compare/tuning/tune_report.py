@@ -16,11 +16,12 @@ from compare.stats import Summary
 from compare.tuning.config_file import config_text
 from compare.tuning.held_out import DEFAULT, JCT, HeldOut
 from compare.tuning.outcome import Tuning
-from compare.tuning.space import in_words, values_of
+from compare.tuning.space import in_words
 from compare.tuning.study import State
 from compare.tuning.sweep import DECISION, Sweep
 from compare.tuning.tune_page import markdown, outcome_in_words, traces_in_words
 from topas.files import write_all
+from topas.params import values_of
 
 
 def write_tuning(tuning: Tuning, folder: Path) -> tuple[Path, ...]:
@@ -149,7 +150,7 @@ def as_json(tuning: Tuning) -> dict[str, Any]:
             }
             for name in names
         ],
-        "config": best.params.model_dump(mode="json"),
+        "config": asdict(best.params),
         "trials": {
             **{state.value: len(found.of(state)) for state in State},
             "best": best.index,

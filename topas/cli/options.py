@@ -5,10 +5,19 @@ from __future__ import annotations
 import argparse
 
 from topas.errors import InputError
-from topas.event import Params
-from topas.online.sglang.config import SearchParams, ServingConfig, load_config
+from topas.online.sglang.config import ServingConfig, load_config
+from topas.params import PARAMETERS, Params, SearchParams, with_values
 from topas.policies import policy_names
 from topas.profile import Profile, load_profile, profile_names
+from topas.schema import validate
+
+CHOSEN = [name for name in PARAMETERS if "." not in name]
+"""The parameters that have an option of their own."""
+
+
+def option(name: str) -> str:
+    """Return the option of an argument: ``--max-events``."""
+    return "--" + name.replace("_", "-")
 
 
 def add_policy_option(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +31,6 @@ def add_policy_option(parser: argparse.ArgumentParser) -> None:
 
 PROFILE = "study"
 """The engine profile of simulations where neither an option nor a configuration names one."""
-
-LIMITS: dict[str, tuple[float, float]] = {
-    "beta": (0.0, 100.0),
-    "rho": (0.0, 100.0),
-    "M": (0, 16),
-    "K": (0, 1_000_000),
-    "age_factor": (1e-3, 1e3),
-}
-"""What the parameters that have an option of their own may be."""
 
 
 def add_config_option(parser: argparse.ArgumentParser, what: str = "params and profile") -> None:
@@ -62,21 +62,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--host-cache", choices=["on", "off"], help="override whether evicted KV keeps a host copy"
     )
     search = parser.add_argument_group("score and search (defaults in brackets)")
-    defaults = Params()
-    search.add_argument("--beta", type=float, help=f"weight of prefix reuse, Eq. 11 [{defaults.beta}]")
-    search.add_argument("--rho", type=float, help=f"strength of aging, Eq. 12 [{defaults.rho}]")
-    search.add_argument(
-        "--M", type=int, help=f"largest agent pool that is enumerated, at most 16 [{defaults.M}]"
-    )
-    search.add_argument(
-        "--K", type=int, help=f"cap on admissions and on preemptions a decision, 0 for none [{defaults.K}]"
-    )
-    search.add_argument(
-        "--age-factor",
-        type=float,
-        metavar="X",
-        help=f"age scale in mean services of a task, Eq. 12 [{defaults.age_factor}]",
-    )
+    for name in CHOSEN:
+        _, kind, default, words, _ = PARAMETERS[name]
+        search.add_argument(option(name), type=kind, metavar="X", help=f"{words} [{default}]")
 
 
 def config_of(args: argparse.Namespace) -> ServingConfig:
@@ -120,13 +108,12 @@ def search_params_of(args: argparse.Namespace) -> SearchParams:
     InputError
         if one is out of range, or the configuration is wrong.
     """
-    given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
-    for name, value in given.items():
-        low, high = LIMITS[name]
-        if not low <= value <= high:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"expected a number from {low:g} to {high:g}, found {value}", field=option)
-    return config_of(args).params.model_copy(update=given)
+    given = {name: getattr(args, name) for name in CHOSEN if getattr(args, name) is not None}
+    try:
+        validate(SearchParams, given)
+    except InputError as error:
+        raise InputError(error.expected, field=option(error.field or "")) from None
+    return with_values(config_of(args).params, given)
 
 
 def params_of(args: argparse.Namespace) -> Params:

@@ -10,24 +10,20 @@ import importlib
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from topas.errors import InputError
-from topas.event import Lookahead, Params
 from topas.files import read_file
-from topas.formats import LookaheadParams
+from topas.params import SearchParams
 from topas.profile import profile_names
-from topas.schema import validate
+from topas.schema import Strict, validate
 from topas.wire import MAX_NAME, MAX_ROUNDS, MAX_TOKENS
 from topas.workflow import StageProfile, Workflow, dag_of
-
-_DEFAULTS = Params()
 
 MAX_CONFIG_BYTES = 1024 * 1024
 """Longest file that is read."""
@@ -43,43 +39,13 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_
 Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
-class _Section(BaseModel):
-    """A strict part of the file: no conversions, no unknown fields, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class SearchParams(_Section):
-    """Parameters of score, search and lookahead; of the age scale, which is learnt, only the factor."""
-
-    beta: Annotated[float, Field(ge=0, le=1e6)] = _DEFAULTS.beta
-    rho: Annotated[float, Field(ge=0, le=1e6)] = _DEFAULTS.rho
-    M: Annotated[int, Field(ge=0, le=16)] = _DEFAULTS.M
-    K: Annotated[int, Field(ge=0, le=1_000_000)] = _DEFAULTS.K
-    age_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = _DEFAULTS.age_factor
-    lookahead: LookaheadParams = Field(default_factory=LookaheadParams)
-
-    @classmethod
-    def of(cls, params: Params) -> SearchParams:
-        """Return what a file can say of some parameters."""
-        values = {name: getattr(params, name) for name in cls.model_fields}
-        return cls(**{**values, "lookahead": LookaheadParams(**asdict(params.lookahead))})
-
-    def on(self, params: Params) -> Params:
-        """Return parameters with these in them; an age scale that is known already is scaled anew."""
-        given = {name: getattr(self, name) for name in type(self).model_fields}
-        given["lookahead"] = Lookahead(**self.lookahead.model_dump())
-        age_scale_s = params.age_scale_s * (self.age_factor / params.age_factor)
-        return replace(params, **given, age_scale_s=age_scale_s)
-
-
-class AgentConfig(_Section):
+class AgentConfig(Strict):
     """An agent that is known before it asks; ``prefix_tokens`` is the length of its static prefix."""
 
     prefix_tokens: Tokens | None = None
 
 
-class StageConfig(_Section):
+class StageConfig(Strict):
     """A stage of a workflow. Its profile is known if the tokens of a request are given."""
 
     agent: Name
@@ -105,13 +71,13 @@ class StageConfig(_Section):
         return StageProfile(self.rounds or 1, self.input_tokens, self.max_new_tokens)
 
 
-class WorkflowConfig(_Section):
+class WorkflowConfig(Strict):
     """A workflow: its stages by name."""
 
     stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
 
 
-class DecisionLog(_Section):
+class DecisionLog(Strict):
     """A log of all decisions: ``files`` files of ``max_mb`` megabytes each, of which the oldest goes.
 
     One file alone could only be emptied, or grow for ever. A relative path counts from the server's working
@@ -123,7 +89,7 @@ class DecisionLog(_Section):
     files: Annotated[int, Field(ge=2, le=1000)] = 2
 
 
-class ServingConfig(_Section):
+class ServingConfig(Strict):
     """What an operator tells a server.
 
     ``profile`` is the name or path of an engine profile; ``task_ttl_s`` the time after which a task without
