@@ -16,7 +16,7 @@ from topas.cli import main
 try:
     main(["--help"])
 finally:
-    print(sorted(name for name in ("numpy", "numba", "networkx", "pydantic", "scipy") if name in sys.modules))
+    print(sorted(name for name in ("numpy", "numba", "pydantic", "scipy") if name in sys.modules))
 """
 
 

@@ -116,7 +116,7 @@ def test_a_wrong_fact_is_refused_with_its_field(facts: dict[str, Any], line: str
 
 def test_a_cycle_is_refused_and_shown() -> None:
     dag = {"a": {"agent": "A", "after": ["b"]}, "b": {"agent": "A", "after": ["a"]}}
-    with pytest.raises(InputError, match=r"^topas.dag: stages form a cycle: '[ab]' -> '[ab]' -> '[ab]'$"):
+    with pytest.raises(InputError, match=r"^topas.dag: stages form a cycle: 'a' -> 'b' -> 'a'$"):
         extra_body(task="t", dag=dag)
 
 

@@ -203,7 +203,7 @@ def test_an_unknown_format_is_refused(version: str, refused: Refused) -> None:
         (("tasks", "t", "stages", "b", "after"), ["x"], "tasks.t.stages.b.after", "stage 'x'"),
         (("tasks", "t", "stages", "b", "after"), ["a", "a"], "tasks.t.stages.b.after", "twice"),
         (("tasks", "t", "stages", "a", "after"), ["b"], "tasks.t.stages", "cycle: "),
-        (("tasks", "t", "stages", "a", "after"), ["a"], "tasks.t.stages", "cycle: a"),
+        (("tasks", "t", "stages", "a", "after"), ["a"], "tasks.t.stages", "cycle: 'a' -> 'a'"),
         (("tasks", "t", "stages", "a", "residual_s"), "q", "tasks.t.stages.a.residual_s", "'q'"),
         (("tasks", "t", "stages", "a", "residual_s"), [], "tasks.t.stages.a.residual_s", "at least 1"),
         (("samples", "s"), [], "samples.s", "at least 1"),

@@ -12,7 +12,7 @@ from compare import figures
 from topas.cli import main
 from topas.errors import InputError
 from topas.files import refuse_overwrite, whole_file
-from topas.trace.schema import MAX_SECONDS
+from topas.trace import MAX_SECONDS
 from traces.arrivals import poisson_arrivals
 
 

@@ -369,7 +369,7 @@ REFUSALS: dict[str, tuple[Change, int, str, str]] = {
         "named twice",
     ),
     "cycle": (set_field(1, AFTER, ["b"]), 1, "workflows.W.stages", "cycle: "),
-    "stage after itself": (set_field(1, AFTER, ["a"]), 1, "workflows.W.stages", "cycle: a"),
+    "stage after itself": (set_field(1, AFTER, ["a"]), 1, "workflows.W.stages", "cycle: 'a' -> 'a'"),
     "no rounds expected": (set_field(1, f"{PROFILE}.rounds", 0), 1, f"{PROFILE}.rounds", "greater"),
     "unknown workflow": (set_field(3, "workflow", "Z"), 3, "workflow", "unknown workflow 'Z'"),
     "id is a number": (set_field(2, "task", 7), 2, "task", "valid string"),

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topas.errors import InputError
-from topas.wire import KEY, MAX_BYTES, check_facts, check_order
+from topas.wire import KEY, MAX_BYTES, check_facts, order_of
 
 Stage = Mapping[str, str | int | Sequence[str] | None]
 """A stage of a DAG: ``agent``, ``after`` and, if known, ``rounds``, ``input_tokens``, ``max_new_tokens``."""
@@ -98,7 +98,7 @@ def extra_body(  # noqa: PLR0913  a fact each
     stages = check_facts(facts)
     if stages is None:
         return {"custom_params": {KEY: facts}}
-    check_order(stages)
+    order_of({spec.name: spec.after for spec in stages})
     text = json.dumps(facts, separators=(",", ":"))
     if len(text) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} bytes of JSON, found {len(text)}", field=KEY)

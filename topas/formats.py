@@ -23,7 +23,7 @@ from topas.event import Event, Outlook, Params, Request, TaskState
 from topas.files import read_file
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
-from topas.schema import MAX_BYTES, MAX_S, Count, Name, Seconds, Strict, parse_json, validate
+from topas.schema import MAX_BYTES, MAX_S, AgentRow, Count, Name, Seconds, Strict, parse_json, validate
 from topas.units import to_ns, to_s
 from topas.workflow import dag_of
 
@@ -43,10 +43,6 @@ REQUIRED = ("beta", "rho", "age_scale_s", "M", "K", "swap_s_per_token", "decode_
 
 RequestId = Annotated[str, Field(min_length=1, max_length=500)]
 Samples = Annotated[list[Seconds], Field(min_length=1)]
-
-
-class _Agent(Strict):
-    prefix_tokens: Count
 
 
 class _Stage(Strict):
@@ -96,7 +92,7 @@ class _Event(Strict):
     time_s: Annotated[float, Field(ge=0)]
     budget_tokens: Count
     params: Params
-    agents: dict[Name, _Agent]
+    agents: dict[Name, AgentRow]
     resident: list[Name]
     reuse_counts: dict[Name, Count]
     samples: dict[Name, Samples] = Field(default_factory=dict)

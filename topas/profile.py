@@ -7,11 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from topas.cost import Cost
 from topas.errors import InputError
-from topas.schema import parse_json, validate
+from topas.schema import Strict, parse_json, validate
 
 _DETAILS = frozenset(
     {
@@ -27,7 +27,7 @@ _DETAILS = frozenset(
 """Fields that only measured profiles have."""
 
 
-class Profile(BaseModel):
+class Profile(Strict):
     """Engine constants; units are in the names.
 
     A prefill batch of n requests that computes x tokens behind y cached ones takes ``prefill_base_s + n
@@ -43,8 +43,6 @@ class Profile(BaseModel):
     ``ignore_eos`` says that requests which use up their allowance are sent with that flag: SGLang then
     reserves all of it (E25).
     """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal["topas-profile/1"] = "topas-profile/1"
     name: str = "custom"

@@ -39,10 +39,19 @@ Seconds = Annotated[Real, Field(ge=0, le=MAX_S)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
+SomeTokens = Annotated[Whole, Field(ge=1, le=MAX_COUNT)]
+
+
 class Strict(BaseModel):
     """A part of a file: no conversions, no unknown fields, no NaN or infinity."""
 
     model_config = STRICT | ConfigDict(strict=True)
+
+
+class AgentRow(Strict):
+    """An agent: the length of its static prefix."""
+
+    prefix_tokens: Count
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ A fact is checked by exact type: over JSON nothing else arrives, and no code of 
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -45,16 +47,24 @@ MAX_SHOWN = 40
 """Longest piece of a wrong value that an error shows."""
 
 
-class StageSpec(NamedTuple):
-    """A stage of a DAG as a client describes it: hashable, so that equal DAGs can be built once.
+class StageProfile(NamedTuple):
+    """What is known of a stage before it ever ran: the profiled execution of paper section IV-B."""
 
-    ``profile`` is (rounds, input tokens, max new tokens), None if nothing was said of them.
+    rounds: int
+    input_tokens: int
+    max_new_tokens: int
+
+
+class StageSpec(NamedTuple):
+    """A stage of a workflow; ``profile`` is None if nothing was said of it.
+
+    It is hashable, so that equal workflows can be built once.
     """
 
     name: str
     agent: str
     after: tuple[str, ...]
-    profile: tuple[int, int, int] | None
+    profile: StageProfile | None = None
 
 
 def shown(value: object) -> str:
@@ -123,7 +133,7 @@ def _plain(key: object) -> bool:
 def check_facts(value: object, field: str = KEY) -> tuple[StageSpec, ...] | None:
     """Check the facts of one request, the DAG's shape included, and return the stages of its DAG.
 
-    A key whose value is None counts as not given. What :func:`check_order` refuses is not checked here,
+    A key whose value is None counts as not given. What :func:`order_of` refuses is not checked here,
     so that it can be remembered for a DAG that comes with every request.
 
     Raises
@@ -143,7 +153,11 @@ def check_facts(value: object, field: str = KEY) -> tuple[StageSpec, ...] | None
         _check_count(value["prefix_tokens"], f"{field}.prefix_tokens", 0, MAX_TOKENS)
     if value.get("dag") is None:
         return None
-    stages = _stages(value["dag"], f"{field}.dag")
+    dag = value["dag"]
+    if type(dag) is dict and not 0 < len(dag) <= MAX_STAGES:
+        raise InputError(f"expected 1 to {MAX_STAGES} stages, found {len(dag)}", field=f"{field}.dag")
+    stages = check_stages(dag, f"{field}.dag")
+    _refuse_much(stages, f"{field}.dag")
     _check_place(value.get("stage"), value.get("agent"), stages, field)
     return stages
 
@@ -160,26 +174,29 @@ def _check_place(stage: object, agent: object, stages: tuple[StageSpec, ...], fi
         raise InputError(expected, field=f"{field}.agent")
 
 
-def _stages(dag: object, field: str) -> tuple[StageSpec, ...]:
+def check_stages(dag: object, field: str) -> tuple[StageSpec, ...]:
+    """Check stages by name, each with ``agent`` and perhaps more of ``STAGE_KEYS``.
+
+    Raises
+    ------
+    InputError
+        naming the first wrong field and what was expected there.
+    """
     if type(dag) is not dict:
         raise InputError(f"expected an object, found {shown(dag)}", field=field)
-    if not 0 < len(dag) <= MAX_STAGES:
-        raise InputError(f"expected 1 to {MAX_STAGES} stages, found {len(dag)}", field=field)
-    edges = work = 0
-    stages = []
-    for name, value in dag.items():
-        check_name(name, f"{field}[{shown(name)}]")
-        spec = _stage(name, value, f"{field}.{name}")
-        edges += len(spec.after)
-        if edges > MAX_EDGES:
-            raise InputError(f"expected at most {MAX_EDGES} edges", field=field)
-        if spec.profile is not None:
-            rounds, input_tokens, max_new_tokens = spec.profile
-            work += rounds * (input_tokens + max_new_tokens)
-        stages.append(spec)
+    return tuple(
+        _stage(check_name(name, f"{field}[{shown(name)}]"), value, f"{field}.{name}")
+        for name, value in dag.items()
+    )
+
+
+def _refuse_much(stages: tuple[StageSpec, ...], field: str) -> None:
+    if sum(len(spec.after) for spec in stages) > MAX_EDGES:
+        raise InputError(f"expected at most {MAX_EDGES} edges", field=field)
+    known = [spec.profile for spec in stages if spec.profile is not None]
+    work = sum(profile.rounds * (profile.input_tokens + profile.max_new_tokens) for profile in known)
     if work > MAX_WORK_TOKENS:
         raise InputError(f"expected at most {MAX_WORK_TOKENS} tokens in all, found {work}", field=field)
-    return tuple(stages)
 
 
 def _stage(name: str, value: object, field: str) -> StageSpec:
@@ -199,7 +216,7 @@ def _stage(name: str, value: object, field: str) -> StageSpec:
     return StageSpec(name, agent, before, _profile(value, field))
 
 
-def _profile(value: dict[object, object], field: str) -> tuple[int, int, int] | None:
+def _profile(value: dict[object, object], field: str) -> StageProfile | None:
     given = {key: value[key] for key in STAGE_KEYS[2:] if value.get(key) is not None}
     if not given:
         return None
@@ -208,26 +225,35 @@ def _profile(value: dict[object, object], field: str) -> tuple[int, int, int] | 
     for key in ("input_tokens", "max_new_tokens"):
         if key not in counts:
             raise InputError(f"expected with {' and '.join(counts)}", field=f"{field}.{key}")
-    return counts.get("rounds", 1), counts["input_tokens"], counts["max_new_tokens"]
+    return StageProfile(counts.get("rounds", 1), counts["input_tokens"], counts["max_new_tokens"])
 
 
-def check_order(stages: tuple[StageSpec, ...], field: str = f"{KEY}.dag") -> None:
-    """Check that predecessors are stages of the DAG, each named once, and that there is no cycle.
+def order_of(after: Mapping[str, Sequence[str]], field: str = f"{KEY}.dag") -> tuple[str, ...]:
+    """Return the stages so that each stands behind all of ``after[stage]``, equals by name.
 
     Raises
     ------
     InputError
-        naming the stage, or the cycle.
+        if a predecessor is unknown or named twice, naming the stage, or if there is a cycle, showing it.
     """
-    known = {spec.name for spec in stages}
-    for spec in stages:
-        for other in spec.after:
-            if other not in known:
-                raise InputError(f"unknown stage {shown(other)}", field=f"{field}.{spec.name}.after")
-        if len(set(spec.after)) != len(spec.after):
-            raise InputError("a predecessor is named twice", field=f"{field}.{spec.name}.after")
+    for name, before in after.items():
+        for other in before:
+            if other not in after:
+                raise InputError(f"unknown stage {shown(other)}", field=f"{field}.{name}.after")
+        if len(set(before)) != len(before):
+            raise InputError("a predecessor is named twice", field=f"{field}.{name}.after")
+    left = TopologicalSorter({name: after[name] for name in sorted(after)})
     try:
-        TopologicalSorter({spec.name: spec.after for spec in stages}).prepare()
+        left.prepare()
     except CycleError as error:
-        names = " -> ".join(shown(name) for name in error.args[1][:5])
-        raise InputError(f"stages form a cycle: {names}", field=field) from None
+        cycle = " -> ".join(shown(name) for name in error.args[1][:5])
+        raise InputError(f"stages form a cycle: {cycle}", field=field) from None
+    order = []
+    ready = list(left.get_ready())
+    heapq.heapify(ready)
+    while ready:
+        order.append(heapq.heappop(ready))
+        left.done(order[-1])
+        for name in left.get_ready():
+            heapq.heappush(ready, name)
+    return tuple(order)

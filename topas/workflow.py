@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import networkx as nx
-
 from topas.errors import InputError
+from topas.wire import StageProfile, StageSpec, order_of
+
+__all__ = ["Dag", "StageProfile", "StageSpec", "Workflow", "ancestors", "dag_of", "workflow_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,25 +45,10 @@ def dag_of(after: Mapping[str, Sequence[str]], field: str = "stages") -> Dag:
 
 @lru_cache(maxsize=4096)
 def _intern(spec: tuple[tuple[str, tuple[str, ...]], ...], field: str) -> Dag:
-    known = {name for name, _ in spec}
-    if not known:
+    if not spec:
         raise InputError("expected at least one stage", field=field)
-    graph = nx.DiGraph()
-    graph.add_nodes_from(sorted(known))  # the cycle that an error shows must not depend on chance
-    for name, before in spec:
-        for other in before:
-            if other not in known:
-                raise InputError(f"unknown stage {other!r}", field=f"{field}.{name}.after")
-            graph.add_edge(other, name)
-        if len(set(before)) != len(before):
-            raise InputError("a predecessor is named twice", field=f"{field}.{name}.after")
-    try:
-        order = tuple(nx.lexicographical_topological_sort(graph))
-    except nx.NetworkXUnfeasible:
-        cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
-        raise InputError(f"stages form a cycle: {cycle}", field=field) from None
-    edges = frozenset(graph.edges)
-    return _structure(order, edges)
+    order = order_of(dict(spec), field)
+    return _structure(order, frozenset((other, name) for name, before in spec for other in before))
 
 
 @lru_cache(maxsize=4096)
@@ -79,13 +65,17 @@ def _structure(order: tuple[str, ...], edges: frozenset[tuple[str, str]]) -> Dag
     return Dag(order, tuple(map(tuple, before)), tuple(map(tuple, after)), tuple(depth), index)
 
 
-@dataclass(frozen=True, slots=True)
-class StageProfile:
-    """What is known of a stage before it ever ran: the profiled execution of paper section IV-B."""
-
-    rounds: int
-    input_tokens: int
-    max_new_tokens: int
+@lru_cache(maxsize=4096)
+def ancestors(dag: Dag, stage: int) -> frozenset[int]:
+    """Return the indices of all stages that come before a stage, directly or not."""
+    found: set[int] = set()
+    left = [*dag.before[stage]]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += dag.before[one]
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,3 +86,26 @@ class Workflow:
     dag: Dag
     agents: tuple[str, ...]
     profiles: tuple[StageProfile | None, ...]
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """Return the description of each stage, in the order of the DAG."""
+        names, before = self.dag.names, self.dag.before
+        return tuple(
+            StageSpec(name, self.agents[k], tuple(names[p] for p in before[k]), self.profiles[k])
+            for k, name in enumerate(names)
+        )
+
+
+def workflow_of(name: str, stages: Iterable[StageSpec], field: str = "stages") -> Workflow:
+    """Build the workflow of some stages.
+
+    Raises
+    ------
+    InputError
+        as :func:`dag_of` does.
+    """
+    of = {spec.name: spec for spec in stages}
+    dag = dag_of({spec.name: spec.after for spec in of.values()}, field)
+    ordered = [of[stage] for stage in dag.names]
+    return Workflow(name, dag, tuple(s.agent for s in ordered), tuple(s.profile for s in ordered))

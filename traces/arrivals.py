@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from topas.errors import InputError
-from topas.trace.schema import MAX_SECONDS
+from topas.trace import MAX_SECONDS
 
 _STREAM = 1
 """Keeps the arrivals of a seed apart from whatever else is drawn with it."""

@@ -10,8 +10,8 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from topas.errors import InputError
+from topas.schema import MAX_COUNT
 from topas.trace import Trace
-from topas.trace.schema import MAX_TOKENS
 from topas.workflow import StageProfile, Workflow
 from traces.arrivals import poisson_arrivals
 
@@ -124,9 +124,9 @@ def _scaled(profile: StageProfile | None, factor: float) -> StageProfile | None:
     if profile is None:
         return None
     given, new = (
-        min(round(tokens * factor), MAX_TOKENS) for tokens in (profile.input_tokens, profile.max_new_tokens)
+        min(round(tokens * factor), MAX_COUNT) for tokens in (profile.input_tokens, profile.max_new_tokens)
     )
-    return replace(profile, input_tokens=given, max_new_tokens=max(new, 1))
+    return profile._replace(input_tokens=given, max_new_tokens=max(new, 1))
 
 
 def _profiled(trace: Trace, change: Callable[[str, str, StageProfile | None], StageProfile | None]) -> Trace:

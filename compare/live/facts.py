@@ -64,17 +64,11 @@ class Facts:
 
 @lru_cache(maxsize=4096)
 def _dag(workflow: Workflow) -> dict[str, Stage]:
-    stages: dict[str, Stage] = {}
-    dag = workflow.dag
-    for k, name in enumerate(dag.names):
-        stage: dict[str, Any] = {
-            "agent": workflow.agents[k],
-            "after": [dag.names[p] for p in dag.before[k]],
+    return {
+        spec.name: {
+            "agent": spec.agent,
+            "after": spec.after,
+            **(spec.profile._asdict() if spec.profile else {}),
         }
-        profile = workflow.profiles[k]
-        if profile:
-            stage["rounds"] = profile.rounds
-            stage["input_tokens"] = profile.input_tokens
-            stage["max_new_tokens"] = profile.max_new_tokens
-        stages[name] = stage
-    return stages
+        for spec in workflow.stages
+    }

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from topas.schema import STRICT, Count, Real, SomeTokens
 from topas.workflow import Workflow
+
+MAX_SECONDS = 1e9
+"""Largest time in a trace, about 30 years: integer nanoseconds stay within 64 bits."""
+
+Moment = Annotated[Real, Field(ge=0, le=MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +30,13 @@ class Round:
     the next round, or behind the last round before the stage is complete.
     """
 
-    input_tokens: int
-    output_tokens: int
-    max_new_tokens: int
-    tool_s: float = 0.0
-    reused_tokens: int = 0
+    __pydantic_config__ = STRICT
+
+    input_tokens: Count
+    output_tokens: SomeTokens
+    max_new_tokens: SomeTokens
+    tool_s: Moment = 0.0
+    reused_tokens: Count = 0
 
     @property
     def reserve_tokens(self) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from topas.errors import InputError
 from topas.files import whole_file
 from topas.schema import MAX_BYTES, parse_json, validate
 from topas.trace import Round, TaskSpec, Trace
-from topas.trace.schema import HeaderRow, ProfileRow, RoundRow, TaskRow, WorkflowRow
-from topas.workflow import StageProfile, Workflow, dag_of
+from topas.trace.schema import HeaderRow, ProfileRow, TaskRow, WorkflowRow
+from topas.workflow import StageProfile, StageSpec, Workflow, workflow_of
 
 FORMAT = "topas-trace/1"
+ROUND = tuple(field.name for field in fields(Round))
+OPTIONAL = ("tool_s", "reused_tokens")
+"""Fields of a round that are left out where they are 0."""
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -144,21 +148,19 @@ def _rows(lines: Iterable[bytes], source: str) -> Iterator[tuple[int, Any]]:
 
 def _workflow(name: str, row: WorkflowRow, header: HeaderRow) -> Workflow:
     field = f"workflows.{name}.stages"
-    dag = dag_of({stage: tuple(spec.after) for stage, spec in row.stages.items()}, field)
-    for stage, spec in row.stages.items():
+    stages = [
+        StageSpec(stage, spec.agent, tuple(spec.after), _profile_of(spec.profile))
+        for stage, spec in row.stages.items()
+    ]
+    workflow = workflow_of(name, stages, field)
+    for spec in stages:
         if spec.agent not in header.agents:
-            raise InputError(f"unknown agent {spec.agent!r}", field=f"{field}.{stage}.agent")
-    specs = [row.stages[stage] for stage in dag.names]
-    return Workflow(
-        name,
-        dag,
-        tuple(spec.agent for spec in specs),
-        tuple(None if spec.profile is None else _profile_of(spec.profile) for spec in specs),
-    )
+            raise InputError(f"unknown agent {spec.agent!r}", field=f"{field}.{spec.name}.agent")
+    return workflow
 
 
-def _profile_of(row: ProfileRow) -> StageProfile:
-    return StageProfile(row.rounds, row.input_tokens, row.max_new_tokens)
+def _profile_of(row: ProfileRow | None) -> StageProfile | None:
+    return None if row is None else StageProfile(row.rounds, row.input_tokens, row.max_new_tokens)
 
 
 def _task(row: TaskRow, workflows: Mapping[str, Workflow]) -> TaskSpec:
@@ -171,40 +173,33 @@ def _task(row: TaskRow, workflows: Mapping[str, Workflow]) -> TaskSpec:
     for stage in workflow.dag.names:
         if stage not in row.stages:
             raise InputError("this stage of the workflow is missing", field=f"stages.{stage}")
-    rounds = tuple(tuple(map(_round_of, row.stages[stage].rounds)) for stage in workflow.dag.names)
+    for stage, spec in row.stages.items():
+        for k, one in enumerate(spec.rounds):
+            _check_round(one, f"stages.{stage}.rounds.{k}")
+    rounds = tuple(tuple(row.stages[stage].rounds) for stage in workflow.dag.names)
     return TaskSpec(row.task, workflow, row.arrival_s, rounds)
 
 
-def _round_of(row: RoundRow) -> Round:
-    return Round(row.input_tokens, row.output_tokens, row.max_new_tokens, row.tool_s, row.reused_tokens)
+def _check_round(one: Round, field: str) -> None:
+    if one.max_new_tokens < one.output_tokens:
+        expected = f"expected at least output_tokens ({one.output_tokens}), found {one.max_new_tokens}"
+        raise InputError(expected, field=f"{field}.max_new_tokens")
+    if one.reused_tokens > one.input_tokens:
+        expected = f"expected at most input_tokens ({one.input_tokens}), found {one.reused_tokens}"
+        raise InputError(expected, field=f"{field}.reused_tokens")
 
 
 def _stages(workflow: Workflow) -> dict[str, Any]:
-    dag = workflow.dag
-    stages: dict[str, Any] = {}
-    for k, name in enumerate(dag.names):
-        stages[name] = {"agent": workflow.agents[k], "after": [dag.names[p] for p in dag.before[k]]}
-        profile = workflow.profiles[k]
-        if profile is not None:
-            stages[name]["profile"] = {
-                "rounds": profile.rounds,
-                "input_tokens": profile.input_tokens,
-                "max_new_tokens": profile.max_new_tokens,
-            }
-    return stages
+    return {
+        spec.name: {"agent": spec.agent, "after": list(spec.after)}
+        | ({"profile": spec.profile._asdict()} if spec.profile else {})
+        for spec in workflow.stages
+    }
 
 
 def _round(spec: Round) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "input_tokens": spec.input_tokens,
-        "output_tokens": spec.output_tokens,
-        "max_new_tokens": spec.max_new_tokens,
-    }
-    if spec.tool_s:
-        row["tool_s"] = spec.tool_s
-    if spec.reused_tokens:
-        row["reused_tokens"] = spec.reused_tokens
-    return row
+    row = {name: getattr(spec, name) for name in ROUND}
+    return {name: value for name, value in row.items() if value or name not in OPTIONAL}
 
 
 def _line(value: dict[str, Any]) -> bytes:

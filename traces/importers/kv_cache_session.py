@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from topas.errors import InputError
 from topas.files import read_file
-from topas.schema import parse_json, validate
-from topas.trace.schema import Seconds, Tokens
+from topas.schema import Count, parse_json, validate
+from topas.trace import Moment
 
 ShortName = Annotated[str, Field(max_length=100)]
 
@@ -30,14 +30,14 @@ class Record(BaseModel):
 class PlainRequest(Record):
     """One request; ``in`` counts the prefix, ``hash_ids`` name its whole blocks from the start."""
 
-    t: Seconds
+    t: Moment
     type: Literal["n", "s"]
     model: ShortName
-    in_: Annotated[Tokens, Field(alias="in")]
-    out: Tokens
+    in_: Annotated[Count, Field(alias="in")]
+    out: Count
     hash_ids: list[int]
-    api_time: Seconds
-    think_time: Seconds
+    api_time: Moment
+    think_time: Moment
 
     @property
     def end_s(self) -> float:
@@ -48,12 +48,12 @@ class PlainRequest(Record):
 class SubAgent(Record):
     """A sub-agent that the main agent started and waited for."""
 
-    t: Seconds
+    t: Moment
     type: Literal["subagent"]
     agent_id: ShortName
     duration_ms: Annotated[float, Field(ge=0, le=1e12)]
-    system_tokens: Tokens
-    tool_tokens: Tokens
+    system_tokens: Count
+    tool_tokens: Count
     requests: list[PlainRequest]
 
     @property
@@ -67,8 +67,8 @@ class SessionHead(Record):
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     block_size: Annotated[int, Field(ge=1, le=1_000_000)]
-    system_tokens: Tokens
-    tool_tokens: Tokens
+    system_tokens: Count
+    tool_tokens: Count
     requests: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 from topas.errors import InputError
 from topas.trace import Round
-from topas.workflow import Workflow, dag_of
+from topas.workflow import StageSpec, workflow_of
 from traces.importers.kv_cache_session import PlainRequest, read_session
 from traces.importers.kv_cache_stages import Identity, Piece, pieces_of, waits_s
 from traces.importers.recording import Recording, Session
@@ -113,13 +113,13 @@ def rounds_of(
 def _session(
     name: str, pieces: Sequence[Piece], names: dict[Identity, str], block_size: int, allowed: int | None
 ) -> Session:
-    dag = dag_of({piece.name: piece.after for piece in pieces})
+    workflow = workflow_of(name, [StageSpec(one.name, names[one.agent], tuple(one.after)) for one in pieces])
     waits = waits_s(pieces)
     by_name = {piece.name: piece for piece in pieces}
-    ordered = [by_name[stage] for stage in dag.names]
-    agents = tuple(names[piece.agent] for piece in ordered)
-    rounds = tuple(rounds_of(piece, block_size, waits[piece.name], allowed) for piece in ordered)
-    return Session(Workflow(name, dag, agents, (None,) * len(dag)), rounds)
+    rounds = tuple(
+        rounds_of(by_name[stage], block_size, waits[stage], allowed) for stage in workflow.dag.names
+    )
+    return Session(workflow, rounds)
 
 
 def _shared_tokens(previous: PlainRequest | None, request: PlainRequest, block_size: int) -> int:

@@ -6,12 +6,12 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from topas.trace.schema import MAX_TOKENS
+from topas.schema import MAX_COUNT
 
 _PHI = NormalDist().cdf
 
 
-def length_tokens(z: float, mean: int, sigma: float, cap: int = MAX_TOKENS) -> int:
+def length_tokens(z: float, mean: int, sigma: float, cap: int = MAX_COUNT) -> int:
     """Turn a standard normal draw into a length of at least 1 token (0 if the mean is 0).
 
     ``min(exp(mu + sigma * z), cap)`` rounded, with ``mu`` such that its expectation is ``mean``. The

@@ -9,7 +9,7 @@ import numpy as np
 
 from topas.errors import InputError
 from topas.trace import Round, TaskSpec, Trace
-from topas.workflow import StageProfile, Workflow, dag_of
+from topas.workflow import StageProfile, StageSpec, workflow_of
 from traces.workloads.lengths import length_tokens
 from traces.workloads.options import Lengths
 
@@ -79,7 +79,10 @@ def realize(plan: Plan, arrivals_s: Sequence[float], seed: int) -> Trace:
     for stages in plan.workflows.values():
         for stage in stages.values():
             _check_allowance(stage, plan.output_sigma)
-    workflows = {name: _workflow(name, stages) for name, stages in plan.workflows.items()}
+    workflows = {
+        name: workflow_of(name, [StageSpec(v, s.agent, s.after, s.profile) for v, s in stages.items()])
+        for name, stages in plan.workflows.items()
+    }
     width = len(str(len(plan.sequence) - 1))
     tasks = []
     for k, (name, arrival_s) in enumerate(zip(plan.sequence, arrivals_s, strict=True)):
@@ -98,12 +101,6 @@ def _check_allowance(stage: StagePlan, output_sigma: float) -> None:
     if output_sigma > 0 and allowed == mean:
         expected = f"expected more than the mean output length ({mean}) while output_sigma is above 0"
         raise InputError(expected, field="max_new_tokens")
-
-
-def _workflow(name: str, stages: Mapping[str, StagePlan]) -> Workflow:
-    dag = dag_of({stage: spec.after for stage, spec in stages.items()})
-    specs = [stages[stage] for stage in dag.names]
-    return Workflow(name, dag, tuple(s.agent for s in specs), tuple(s.profile for s in specs))
 
 
 def _rounds(stage: StagePlan, plan: Plan, rng: np.random.Generator) -> tuple[Round, ...]:

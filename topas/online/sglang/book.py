@@ -10,11 +10,9 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from statistics import median
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from topas.event import Event, Params, Request
@@ -24,7 +22,7 @@ from topas.online.sglang.prefixes import Agent, PrefixBook, Tokens
 from topas.online.tracker import LiveTask, Tracker
 from topas.profile import Profile
 from topas.units import to_ns, to_s
-from topas.workflow import Dag, StageProfile, Workflow, dag_of
+from topas.workflow import Dag, StageProfile, Workflow, ancestors, dag_of
 
 PACE, MIN_PACE = 64, 8
 """Latest requests whose time per token is remembered, and the fewest that say something."""
@@ -412,7 +410,7 @@ class Book:
         if live is not None and live.left and stage_name in live.dag.index:
             stage = live.dag.index[stage_name]
             if not live.finished[stage]:
-                for before in sorted(_ancestors(live.dag, stage)):
+                for before in sorted(ancestors(live.dag, stage)):
                     if not live.finished[before] and (live.id, before) not in job.active:
                         self.tracker.stage_done(live, before, record=live.elapsed_ns[before] > 0)
                 return live, stage
@@ -458,11 +456,3 @@ class Book:
         if entry.phase is Phase.RUNNING and entry.start_s >= 0:
             entry.service_ns += to_ns(max(now_s - entry.start_s, 0.0))
         entry.start_s = -1.0
-
-
-@lru_cache(maxsize=4096)
-def _ancestors(dag: Dag, stage: int) -> frozenset[int]:
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(dag)))
-    graph.add_edges_from((before, k) for k in range(len(dag)) for before in dag.before[k])
-    return frozenset(nx.ancestors(graph, stage))

@@ -6,27 +6,20 @@ The commands of the simulator read the same file for the same parameters (``--co
 
 from __future__ import annotations
 
-import importlib
-import re
-import tomllib
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from topas.errors import InputError
-from topas.files import read_file
 from topas.params import SearchParams
 from topas.profile import profile_names
 from topas.schema import Strict, validate
-from topas.wire import MAX_NAME, MAX_ROUNDS, MAX_TOKENS
-from topas.workflow import StageProfile, Workflow, dag_of
-
-MAX_CONFIG_BYTES = 1024 * 1024
-"""Longest file that is read."""
+from topas.sections import read_sections
+from topas.wire import MAX_NAME, MAX_TOKENS, check_stages
+from topas.workflow import Workflow, workflow_of
 
 
 def _printable(value: str) -> str:
@@ -45,36 +38,10 @@ class AgentConfig(Strict):
     prefix_tokens: Tokens | None = None
 
 
-class StageConfig(Strict):
-    """A stage of a workflow. Its profile is known if the tokens of a request are given."""
-
-    agent: Name
-    after: list[Name] = Field(default_factory=list)
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None
-    input_tokens: Tokens | None = None
-    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-
-    @model_validator(mode="after")
-    def _whole_profile(self) -> StageConfig:
-        counts = (self.rounds, self.input_tokens, self.max_new_tokens)
-        if any(count is not None for count in counts) and None in counts[1:]:
-            raise PydanticCustomError(
-                "half_profile", "Expected input_tokens and max_new_tokens together, rounds only with both"
-            )
-        return self
-
-    @property
-    def profile(self) -> StageProfile | None:
-        """Return what is known of the stage before it ever ran."""
-        if self.input_tokens is None or self.max_new_tokens is None:
-            return None
-        return StageProfile(self.rounds or 1, self.input_tokens, self.max_new_tokens)
-
-
 class WorkflowConfig(Strict):
-    """A workflow: its stages by name."""
+    """A workflow: its stages by name, described as a client describes them (:mod:`topas.wire`)."""
 
-    stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
+    stages: Annotated[dict[Name, Any], Field(min_length=1)]
 
 
 class DecisionLog(Strict):
@@ -115,7 +82,7 @@ class ServingConfig(Strict):
         Raises
         ------
         InputError
-            if the stages of any workflow are no DAG; :func:`load_config` has found that out before.
+            if a stage is wrong, or they are no DAG; :func:`load_config` has found that out before.
         """
         return None if name is None else self._workflows.get(name)
 
@@ -125,10 +92,8 @@ class ServingConfig(Strict):
 
 
 def _workflow(name: str, workflow: WorkflowConfig) -> Workflow:
-    stages = workflow.stages
-    dag = dag_of({v: stage.after for v, stage in stages.items()}, f"workflows.{name}.stages")
-    agents = tuple(stages[v].agent for v in dag.names)
-    return Workflow(name, dag, agents, tuple(stages[v].profile for v in dag.names))
+    field = f"workflows.{name}.stages"
+    return workflow_of(name, check_stages(workflow.stages, field), field)
 
 
 def load_config(path: str | None) -> ServingConfig:
@@ -144,7 +109,7 @@ def load_config(path: str | None) -> ServingConfig:
     """
     if path is None:
         return ServingConfig()
-    value = _read(path)
+    value = read_sections(path)
     if "format" not in value:
         raise InputError("expected topas-serving/1", source=path, field="format")
     config = validate(ServingConfig, value, source=path)
@@ -155,62 +120,3 @@ def load_config(path: str | None) -> ServingConfig:
     if config.profile is None or config.profile in profile_names():
         return config
     return config.model_copy(update={"profile": str(Path(path).parent / config.profile)})
-
-
-def _read(path: str) -> dict[Any, Any]:
-    read = _READERS.get(Path(path).suffix.lower())
-    if read is None:
-        raise InputError("expected a file that ends in .yaml, .yml or .toml", source=path)
-    data = read_file(path)
-    if len(data) > MAX_CONFIG_BYTES:
-        raise InputError(f"expected at most {MAX_CONFIG_BYTES} bytes, found {len(data)}", source=path)
-    try:
-        value = read(data.decode())
-    except UnicodeDecodeError:
-        raise InputError("expected UTF-8 text", source=path) from None
-    except RecursionError:
-        raise InputError("expected values nested less deeply", source=path) from None
-    except InputError as error:
-        raise error.at(source=path) from None
-    if not isinstance(value, dict):
-        raise InputError("expected sections by name", source=path)
-    return value
-
-
-def _read_toml(text: str) -> Any:  # noqa: ANN401  any value
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
-        message, line = found.groups() if found else (str(error), None)
-        raise InputError(f"expected TOML: {message}", line=int(line) if line else None) from None
-
-
-def _read_yaml(text: str) -> Any:  # noqa: ANN401  any value
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ImportError:
-        raise InputError("reading YAML needs the package PyYAML; a TOML file needs none") from None
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # safe_load, but for keys that stand twice
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
-            seen = set()
-            for key, _ in node.value:
-                if not isinstance(key.value, str):  # no plain key: refused below
-                    continue
-                if key.value in seen:
-                    problem = f"the key {key.value!r} stands twice"
-                    raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-            return super().construct_mapping(node, deep=deep)
-
-    try:
-        return yaml.load(text, Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise InputError(f"expected YAML: {error.problem}", line=mark.line + 1 if mark else None) from None
-    except (yaml.YAMLError, ValueError) as error:  # an odd character; a date that is none
-        raise InputError(f"expected YAML: {str(error).splitlines()[0]}") from None
-
-
-_READERS: dict[str, Callable[[str], Any]] = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}

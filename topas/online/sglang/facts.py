@@ -35,10 +35,9 @@ from topas.wire import (
     check_facts,
     check_flag,
     check_name,
-    check_order,
     shown,
 )
-from topas.workflow import StageProfile, Workflow, dag_of
+from topas.workflow import Workflow, workflow_of
 
 MAX_LINE = 200
 """Longest line that says what was wrong."""
@@ -232,11 +231,7 @@ def _workflow(name: str, stages: tuple[StageSpec, ...]) -> Workflow:
     """Build a DAG once for all requests that bring it along."""
     if len(json.dumps(stages, separators=(",", ":"), ensure_ascii=False)) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} bytes of JSON", field=f"{KEY}.dag")
-    check_order(stages)
-    dag = dag_of({spec.name: spec.after for spec in stages})
-    of = {spec.name: spec for spec in stages}
-    profiles = tuple(None if (p := of[v].profile) is None else StageProfile(*p) for v in dag.names)
-    return Workflow(name, dag, tuple(of[v].agent for v in dag.names), profiles)
+    return workflow_of(name, stages, f"{KEY}.dag")
 
 
 def _object(value: object, field: str) -> dict[str, Any]:
