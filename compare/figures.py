@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 from joblib import cpu_count
-from tabulate import tabulate
 
-from compare.cell import Cell, Points, cells_of, sources_of
-from compare.plot import write_figure
-from compare.pool import Interrupted
-from compare.report import JCT, Comparison, percent, write_report
-from compare.run import Outcome, run_cells
+from compare.change import averages, differences
+from compare.comparison import PLACE, Comparison, write_report
+from compare.page import markdown_table, percent
+from compare.plot import FIGURE, write_figure
+from compare.pool import Interrupted, folder_for
+from compare.source import Points, sources_of
+from compare.study import Run, part_of, run_study, runs_of
 from topas.event import Params
 from topas.files import whole_file
 from topas.policies import PAPER_BASELINES, PAPER_POLICIES
@@ -50,11 +52,11 @@ class Study:
     tasks: int = 60
     options: WorkloadOptions = field(default_factory=WorkloadOptions)
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return its cells, the paper's policies on every trace."""
+    def runs(self) -> tuple[Run, ...]:
+        """Return its runs, the paper's policies on every trace."""
         points = Points(self.at, self.loads, self.seeds, self.tasks, self.options)
         sources = [source for name in self.workloads for source in sources_of(name, points, self.profile)]
-        return cells_of(sources, PAPER_POLICIES, self.profile, Params())
+        return runs_of(sources, PAPER_POLICIES, self.profile, Params())
 
 
 def studies() -> list[Study]:
@@ -95,57 +97,48 @@ def _metagpt(tier: bool, sigma: float) -> Study:  # noqa: FBT001  as above
     )
 
 
-Compared = Sequence[tuple[Study, Comparison]]
+def overview(runs: pd.DataFrame) -> str:
+    """Return a Markdown table: per study and workload, change against the best baseline (mean / p99).
 
-
-def overview(compared: Compared) -> str:
-    """Return a Markdown table: per study and workload, change against the best baseline (mean / p99)."""
+    ``runs`` has a column ``study`` that says what a study stands for.
+    """
+    keys = ["study", *PLACE]
+    found = averages(differences(runs, keys, PAPER_BASELINES, FIGURE), keys, carry=["best_baseline"])
     rows = []
-    for study, comparison in compared:
-        for workload in study.workloads:
-            found = {
-                (summary.metric, summary.policy): summary.change
-                for summary in comparison.summaries
-                if summary.workload == workload and summary.point is None and summary.change
-            }
-            if any((metric, name) not in found for metric in JCT for name in NAMED):
-                continue  # a failed cell: the study's own report says which
-            best = dict.fromkeys(found[metric, NAMED[0]].best for metric in JCT)
-            changes = (" / ".join(percent(found[metric, name].ratio) for metric in JCT) for name in NAMED)
-            rows.append([study.about, workload, " / ".join(best), *changes])
-    return str(tabulate(rows, ["setting", "workload", "best baseline", *NAMED], tablefmt="github"))
+    for _, own in found.groupby(keys, sort=False):
+        by = own.set_index(["metric", "policy"])
+        if any((metric, name) not in by.index for metric in FIGURE for name in NAMED):
+            continue  # a failed run: the study's own report says which
+        best = dict.fromkeys(by.loc[(metric, NAMED[0]), "best_baseline"] for metric in FIGURE)
+        ratios = (
+            " / ".join(percent(by.loc[(metric, name), "change"]) for metric in FIGURE) for name in NAMED
+        )
+        rows.append([own["study"].iloc[0], own["workload"].iloc[0], " / ".join(best), *ratios])
+    return markdown_table(["setting", "workload", "best baseline", *NAMED], rows)
 
 
-def own_tier(compared: Compared) -> str:
+def own_tier(runs: pd.DataFrame) -> str:
     """Return a Markdown table that gives the paper's TOPAS alone the host tier: the paper's likely setting.
 
     Its prefixes move over the link while the baselines, as SGLang without a hierarchical cache, compute an
-    evicted prefix again. Each row pairs a study with the tier with its twin without; no twins, no table.
+    evicted prefix again. Each row takes TOPAS of a study with the tier, and the baselines of its twin
+    without; no twins, no table.
     """
-    means = {
-        (study.name, summary.workload, summary.metric, summary.policy): summary.value
-        for study, comparison in compared
-        for summary in comparison.summaries
-        if summary.point is None
-    }
+    ours = runs[runs["host_cache"] & (runs["policy"] == NAMED[0])]
+    rivals = runs[~runs["host_cache"] & runs["policy"].isin(PAPER_BASELINES)]
+    mixed = pd.concat([ours, rivals])
+    mixed["study"] = mixed["study"].str.replace(r", host tier (on|off)", "", regex=True)
+    keys = ["study", "workload"]
+    paired = mixed[mixed.groupby(keys)["host_cache"].transform("nunique") > 1]
+    if paired.empty:
+        return ""
+    found = averages(differences(paired, keys, PAPER_BASELINES, FIGURE), keys, carry=["best_baseline"])
     rows = []
-    for study, _ in compared:
-        twin = study.name.replace("-host", "-nohost")
-        for workload in study.workloads:
-            if twin == study.name or (twin, workload, "mean_jct_s", NAMED[0]) not in means:
-                continue
-            changes: list[str] = []
-            best: dict[str, None] = {}
-            for metric in JCT:
-                without = {name: means[twin, workload, metric, name] for name in PAPER_BASELINES}
-                best[min(without, key=lambda name: without[name])] = None
-                changes.append(
-                    percent(means[study.name, workload, metric, NAMED[0]] / min(without.values()) - 1)
-                )
-            setting = study.about.replace(", host tier on", "")
-            rows.append([setting, workload, " / ".join(best), " / ".join(changes)])
+    for (study, workload), own in found[found["policy"] == NAMED[0]].groupby(keys, sort=False):
+        best, ratios = dict.fromkeys(own["best_baseline"]), map(percent, own["change"])
+        rows.append([study, workload, " / ".join(best), " / ".join(ratios)])
     head = ["setting", "workload", "best baseline without tier", f"{NAMED[0]} with tier"]
-    return "" if not rows else str(tabulate(rows, head, tablefmt="github"))
+    return markdown_table(head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,32 +151,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [s for s in studies() if not args.only or s.name.startswith(tuple(args.only))]
     if not chosen:
         parser.error(f"no such study; there are {', '.join(study.name for study in studies())}")
-    planned = {study.name: study.cells() for study in chosen}
-    cells = tuple(dict.fromkeys(cell for some in planned.values() for cell in some))
+    planned = {study.name: study.runs() for study in chosen}
     try:
-        outcome = run_cells(cells, args.output, jobs=args.jobs, progress=True)
+        outcome = run_study(
+            [run for some in planned.values() for run in some], args.output, jobs=args.jobs, progress=True
+        )
     except Interrupted as stop:
         print(f"{stop.done} of {stop.total} cells are kept; the same command goes on", file=sys.stderr)
         return 130
-    for failure in outcome.failures:
-        print(f"failed: {failure.cell}: {failure.reason}", file=sys.stderr)
-    by_cell = {result.cell: result for result in outcome.results}
-    compared: list[tuple[Study, Comparison]] = []
+    for run, reason in outcome.failures.items():
+        print(f"failed: {run}: {reason}", file=sys.stderr)
+    parts = []
     for study in chosen:
-        mine = frozenset(planned[study.name])
-        results = tuple(by_cell[cell] for cell in planned[study.name] if cell in by_cell)
-        failures = tuple(failure for failure in outcome.failures if failure.cell in mine)
+        part = part_of(outcome, planned[study.name])
         command = f"python -m compare.figures {study.name}"
-        outcome_here = Outcome(results, failures, 0, 0)
-        comparison = Comparison.of(command, PAPER_POLICIES, PAPER_BASELINES, outcome_here)
-        folder = args.output / study.name
-        folder.mkdir(parents=True, exist_ok=True)
+        comparison = Comparison.of(command, planned[study.name], PAPER_BASELINES, part)
+        folder = folder_for(args.output / study.name)
         write_report(comparison, folder)
-        if not failures:
+        if not part.failures:
             write_figure(comparison, folder)
-        compared.append((study, comparison))
-    text = overview(compared)
-    if own := own_tier(compared):
+        parts.append(part.runs.assign(study=study.about))
+    runs = pd.concat(parts, ignore_index=True)
+    text = overview(runs)
+    if own := own_tier(runs):
         text += f"\n\nHost tier for TOPAS alone:\n\n{own}"
     print(text)
     if not args.only:

@@ -18,6 +18,7 @@ from compare.judge import EventCase
 from compare.kept import answer_and_keep, question_path, read_answer
 from compare.pool import Work, folder_for, run_all
 from compare.run import attempt, cell_path, read_result
+from compare.store import key_of
 from compare.whole import BoundCase, ImproveCase, TraceCase, WholeTrace, record, recorded
 from topas.errors import InputError
 from topas.event import Params
@@ -101,7 +102,7 @@ def record_all(
         on Ctrl-C; finished logs stay.
     """
     logs = folder_for(folder / "logs")
-    paths = {cell: logs / f"{cell.key()}.jsonl" for cell in cells}
+    paths = {cell: logs / f"{key_of(cell)}.jsonl" for cell in cells}
     done = run_all(paths, Work(record, recorded), jobs=jobs, progress=progress, unit="log")
     return done.results, {f"{cell}, events": reason for cell, reason in done.failures.items()}
 

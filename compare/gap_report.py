@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import polars as pl
+import pandas as pd
 
 from compare.gap import Study
 from compare.gap_page import markdown
 from compare.gap_stats import EventSummary, Judged, chosen, search_kind, worst
+from compare.page import csv, parquet
 from compare.pool import folder_for
 from compare.whole import WholeTrace
 from topas.decision import Decision, Terms
@@ -34,9 +34,7 @@ def write_gap_report(study: Study, command: str, folder: Path, keep: int) -> tup
     }
     if study.judged:
         table = events_table(study.judged)
-        parquet = BytesIO()
-        table.write_parquet(parquet)
-        contents |= {"events.csv": table.write_csv().encode(), "events.parquet": parquet.getvalue()}
+        contents |= {"events.csv": csv(table), "events.parquet": parquet(table)}
     written = write_all(folder, contents)
     _write_worst(study, folder / "worst", keep)
     return written
@@ -60,21 +58,17 @@ def _write_worst(study: Study, folder: Path, keep: int) -> None:
 TERMS = tuple(field.name.removesuffix("_ns") for field in fields(Terms))
 
 
-def events_table(judged: Sequence[Judged]) -> pl.DataFrame:
+def events_table(judged: Sequence[Judged]) -> pd.DataFrame:
     """Return one row an event: the judged decision against the solver's; times and scores in seconds."""
-    numbers = ("made_s", "best_s", "bound_s", "gap", "gap_at_most")
-    schema: dict[str, type[pl.DataType]] = {
-        **dict.fromkeys(("group", "file"), pl.String),
-        "index": pl.Int64,
-        "time_s": pl.Float64,
-        **dict.fromkeys(("waiting", "running", "agents"), pl.Int64),
-        **dict.fromkeys(("search", "status"), pl.String),
-        **dict.fromkeys(numbers, pl.Float64),
-        **{f"{side}_{term}_s": pl.Float64 for side in ("made", "best") for term in TERMS},
-        **dict.fromkeys(("same_resident", "same_admit", "same_preempt"), pl.Boolean),
-        "solve_s": pl.Float64,
-    }
-    return pl.DataFrame([_event_row(one) for one in judged], schema=schema, orient="row")
+    names = [
+        *("group", "file", "index", "time_s", "waiting", "running", "agents", "search", "status"),
+        *("made_s", "best_s", "bound_s", "gap", "gap_at_most"),
+        *(f"{side}_{term}_s" for side in ("made", "best") for term in TERMS),
+        *("same_resident", "same_admit", "same_preempt", "solve_s"),
+    ]
+    same = dict.fromkeys(("same_resident", "same_admit", "same_preempt"), "boolean")
+    numbers = dict.fromkeys(names[9:-4], "float64")
+    return pd.DataFrame([_event_row(one) for one in judged], columns=names).astype({**same, **numbers})
 
 
 def _event_row(one: Judged) -> tuple[object, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from compare.report import JCT, Comparison
-from compare.stats import Summary
+from compare.change import JCT
+from compare.comparison import Comparison
 from topas.errors import InputError
 from topas.files import whole_file
 
@@ -19,6 +20,9 @@ LOG_FROM = 10.0
 """A panel whose values span more than this factor has a logarithmic axis."""
 
 LOG_TICKS = (1.0, 2.0, 5.0)
+FIGURE = ("mean_jct_s", "p99_jct_s")
+"""The paper's primary metrics, which its figures and tables show."""
+
 EMPHASISED = ("topas", "topas-paper")
 """The first of these that a figure shows stands out."""
 MARKERS = "osD^vPX*<>dph"
@@ -56,23 +60,20 @@ def draw(comparison: Comparison) -> Figure:
     InputError
         if no policy has all of its cells at any arrival rate.
     """
-    columns: dict[tuple[str, str], list[Summary]] = {}
-    for one in comparison.summaries:
-        if one.point is not None and one.point.rate_per_s is not None and one.metric in JCT:
-            columns.setdefault((one.workload, one.profile.name), []).append(one)
+    summary = comparison.summary
+    drawn = summary[(summary["scope"] == "point") & summary["rate_per_s"].notna()]
+    columns = list(drawn.groupby(["workload", "profile"], sort=False))
     if not columns:
         raise InputError("nothing to draw: no policy finished its cells at any arrival rate")
     figure = Figure(figsize=(1.2 + 3.1 * len(columns), 5.6), layout="constrained")
-    axes = figure.subplots(len(JCT), len(columns), squeeze=False, sharex="col")
-    for column, ((workload, profile), summaries) in enumerate(columns.items()):
-        for row, (metric, name) in enumerate(JCT.items()):
+    axes = figure.subplots(len(FIGURE), len(columns), squeeze=False, sharex="col")
+    for column, ((workload, profile), own) in enumerate(columns):
+        for row, metric in enumerate(FIGURE):
             panel = axes[row][column]
-            _panel(panel, [one for one in summaries if one.metric == metric], comparison.policies)
+            _panel(panel, own[own["metric"] == metric], comparison.policies)
             if column == 0:
-                panel.set_ylabel(f"{name} (s)")
-        axes[0][column].set_title(
-            workload if len({key[1] for key in columns}) == 1 else f"{workload}, {profile}"
-        )
+                panel.set_ylabel(f"{JCT[metric]} (s)")
+        axes[0][column].set_title(workload if len(set(drawn["profile"])) == 1 else f"{workload}, {profile}")
         axes[-1][column].set_xlabel("arrival rate (tasks/s)")
     lines = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
     shown = [policy for policy in comparison.policies if policy in lines]
@@ -82,15 +83,16 @@ def draw(comparison: Comparison) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) -> None:
+def _panel(axes: Axes, own: pd.DataFrame, policies: Sequence[str]) -> None:
     emphasised = next((name for name in EMPHASISED if name in policies), None)
     for index, policy in enumerate(policies):
-        own = [(one.point.rate_per_s, one.value) for one in summaries if one.point and one.policy == policy]
-        if not own:
+        line = own[own["policy"] == policy].sort_values(["rate_per_s", "value"])
+        if line.empty:
             continue
         strong = policy == emphasised
         axes.plot(
-            *zip(*sorted(own), strict=True),
+            line["rate_per_s"],
+            line["value"],
             label=policy,
             marker=MARKERS[index % len(MARKERS)],
             linestyle="-" if strong else DASHES[index % len(DASHES)],
@@ -99,8 +101,7 @@ def _panel(axes: Axes, summaries: Sequence[Summary], policies: Sequence[str]) ->
             markersize=5,
             zorder=3 if strong else 2,
         )
-    values = [one.value for one in summaries]
-    if max(values) > LOG_FROM * min(values) > 0:
+    if own["value"].max() > LOG_FROM * own["value"].min() > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=LOG_TICKS))
         axes.yaxis.set_major_formatter("{x:g}")

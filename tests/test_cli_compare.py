@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import polars as pl
+import pandas as pd
 import pytest
 import support_cli
 
@@ -29,6 +29,12 @@ def compare(folder: Path, *words: str) -> int:
 
 def small(folder: Path, *words: str) -> int:
     return compare(folder, *words, *SMALL)
+
+
+def rows(table: pd.DataFrame, *names: str) -> list[tuple[object, ...]]:
+    """Return some columns row by row, with None for what is missing."""
+    found = table[list(names)].astype(object)
+    return list(found.where(found.notna(), None).itertuples(index=False, name=None))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -51,11 +57,11 @@ def test_the_defaults_are_all_policies_two_loads_and_three_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert small(tmp_path, "chain-3") == 0
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table["policy"].unique(maintain_order=True).to_list() == policy_names()
-    assert table["load"].unique(maintain_order=True).to_list() == [0.5, 0.75]
-    assert table["seed"].unique(maintain_order=True).to_list() == [1, 2, 3]
-    assert table["profile"].unique().to_list() == ["study"]
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert list(table["policy"].unique()) == policy_names()
+    assert list(table["load"].unique()) == [0.5, 0.75]
+    assert list(table["seed"].unique()) == [1, 2, 3]
+    assert list(table["profile"].unique()) == ["study"]
     assert len(table) == len(policy_names()) * 2 * 3
     out, err = capsys.readouterr()
     assert err == ""
@@ -66,14 +72,16 @@ def test_the_defaults_are_all_policies_two_loads_and_three_seeds(
 def test_rates_policies_seeds_and_the_engine_are_taken_as_given(tmp_path: Path) -> None:
     words = ["--rates", "0.05,0.2", "--policies", "topas,lpm", "--seeds", "7", "--host-cache", "off"]
     assert small(tmp_path, "chain-3", *words, "--beta", "0.25") == 0
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table.select("rate_per_s", "policy", "seed", "load", "host_cache").rows() == [
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert rows(table, "rate_per_s", "policy", "seed", "load", "host_cache") == [
         (0.05, "topas", 7, None, False),
         (0.05, "lpm", 7, None, False),
         (0.2, "topas", 7, None, False),
         (0.2, "lpm", 7, None, False),
     ]
-    assert "- Parameters: beta 0.25, rho 0.5, M 6, K 0." in (tmp_path / "report.md").read_text()
+    assert (
+        "- Parameters: beta 0.25, rho 0.5, M 6, K 0, age factor 1.0." in (tmp_path / "report.md").read_text()
+    )
 
 
 def test_results_are_those_of_topas_workload_and_topas_simulate(
@@ -86,7 +94,7 @@ def test_results_are_those_of_topas_workload_and_topas_simulate(
     capsys.readouterr()
     assert main(["simulate", trace, "--policy", "topas", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
-    row = pl.read_parquet(tmp_path / "results.parquet").row(0, named=True)
+    (row,) = pd.read_parquet(tmp_path / "results.parquet").to_dict("records")
     shared = {name: value for name, value in alone.items() if not name.startswith("decision_ms")}
     assert {name: row[name] for name in shared} == shared
 
@@ -95,8 +103,8 @@ def test_a_trace_file_is_one_cell_a_policy(
     tmp_path: Path, trace_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(tmp_path, trace_file, "--policies", "fcfs,topas") == 0
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table.select("workload", "policy", "load", "rate_per_s", "seed", "tasks").rows() == [
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert rows(table, "workload", "policy", "load", "rate_per_s", "seed", "tasks") == [
         (trace_file, "fcfs", None, None, None, 2),
         (trace_file, "topas", None, None, None, 2),
     ]
@@ -117,8 +125,8 @@ def test_options_without_effect_on_a_trace_file_are_told(
 
 def test_figure_2_is_a_workload_without_rates(tmp_path: Path) -> None:
     assert compare(tmp_path, "figure-2", "--profile", "unit", "--policies", "lpm,spf") == 0
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table.select("policy", "tasks", "rate_per_s").rows() == [("lpm", 2, None), ("spf", 2, None)]
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert rows(table, "policy", "tasks", "rate_per_s") == [("lpm", 2, None), ("spf", 2, None)]
 
 
 def test_json_is_one_object_on_stdout_and_nothing_else(
@@ -170,8 +178,8 @@ def test_a_second_run_skips_what_is_done_and_says_so(
 def test_only_the_cells_of_this_command_are_reported(tmp_path: Path) -> None:
     assert small(tmp_path, "chain-3", "--policies", "fcfs") == 0
     assert small(tmp_path, "dag-4", "--policies", "lpm", "--seeds", "1", "--loads", "0.5") == 0
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table.select("workload", "policy").rows() == [("dag-4", "lpm")]
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert rows(table, "workload", "policy") == [("dag-4", "lpm")]
     assert len(kept(tmp_path)) == 7
 
 
@@ -210,8 +218,8 @@ def test_a_failed_cell_is_told_in_one_line_and_the_others_are_reported(
         assert line.startswith(f"topas: failed: chain-3, load 0.5, seed 2, {policy}: ")
     assert all("needs 42929 KV tokens" in line for line in lines)
     assert "written:" in out
-    table = pl.read_parquet(tmp_path / "results.parquet")
-    assert table.select("seed", "policy").rows() == [(1, "fcfs"), (1, "lpm")]
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert rows(table, "seed", "policy") == [(1, "fcfs"), (1, "lpm")]
     assert "## Failed cells" in (tmp_path / "report.md").read_text()
 
 
@@ -262,7 +270,9 @@ def test_a_wrong_trace_file_is_refused_with_its_line(
     assert "wrong.jsonl:1" in refused(capsys, str(path), "-o", str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("library", ["joblib", "matplotlib", "polars", "scipy", "tabulate", "tqdm"])
+@pytest.mark.parametrize(
+    "library", ["jinja2", "joblib", "matplotlib", "pandas", "pyarrow", "scipy", "tabulate", "tqdm"]
+)
 def test_a_missing_library_names_the_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
@@ -276,24 +286,25 @@ def test_a_missing_library_names_the_extra(
 def test_another_missing_module_is_no_matter_of_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "compare.cell")
-    monkeypatch.setitem(sys.modules, "compare.cell", None)
-    with pytest.raises(ModuleNotFoundError, match=r"compare\.cell"):
+    for name in [name for name in sys.modules if name.startswith("compare.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "compare.study", None)
+    with pytest.raises(ModuleNotFoundError, match=r"compare\.study"):
         compare(tmp_path, "chain-3")
 
 
 STOPPED = """
 import sys, time
-import compare.run as run
+from compare import store
 from topas.cli import main
 
-real = run.attempt
-def attempt(cell, path):
-    if cell.policy == "topas":
+real = store.answer_and_keep
+def do(run, path):
+    if run.policy == "topas":
         (path.parent.parent / f"begun-{path.stem}").touch()
         time.sleep(600)
-    return real(cell, path)
-run.attempt = attempt
+    return real(run, path)
+store.WORK = store.Work(do, store.read_answer)
 sys.exit(main(sys.argv[1:]))
 """
 """The command with a policy that never ends, so that it is stopped in the middle of the run."""

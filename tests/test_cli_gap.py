@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import polars as pl
+import pandas as pd
 import pytest
 import support_cli
 
@@ -117,8 +117,8 @@ def test_a_log_an_event_file_and_only_the_events_of_a_trace(
     }
     assert report["traces"] == []
     assert report["failed"] == []
-    table = pl.read_csv(tmp_path / "out/events.csv")
-    assert table.filter(pl.col("file") == str(event))["index"].to_list() == [1]
+    table = pd.read_csv(tmp_path / "out/events.csv")
+    assert list(table[table["file"] == str(event)]["index"]) == [1]
 
 
 def test_the_worst_events_are_read_by_decide(
@@ -139,7 +139,7 @@ def test_a_policy_given_is_judged_on_recorded_events(
     assert gap(tmp_path / "out", log, "--policy", "fcfs", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["settings"]["decide"] == "fcfs"
-    table = pl.read_csv(tmp_path / "out/events.csv")
+    table = pd.read_csv(tmp_path / "out/events.csv")
     assert set(table["made_redo_s"]) == {0.0}
 
 
@@ -299,4 +299,4 @@ def test_a_recorded_decision_is_what_is_judged(
     changed.write_text(json.dumps(entry) + "\n")
     assert gap(tmp_path / "out", str(changed), "--json") == 0
     capsys.readouterr()
-    assert pl.read_csv(tmp_path / "out/events.csv")["made_s"].to_list() == [nothing.terms.score_s]
+    assert pd.read_csv(tmp_path / "out/events.csv")["made_s"].tolist() == [nothing.terms.score_s]

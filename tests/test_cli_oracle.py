@@ -204,7 +204,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"ortools", "pulp", "highspy", "scipy", "joblib", "polars", "tabulate"}:
+        if name.partition(".")[0] in {"ortools", "pulp", "highspy", "scipy", "joblib", "pandas", "tabulate"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

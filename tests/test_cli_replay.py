@@ -194,7 +194,7 @@ def test_no_file_is_written_over_the_trace_or_twice(
 def test_without_the_extra_the_command_says_what_to_install(
     trace_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("compare.live")]:
+    for name in [name for name in sys.modules if name.startswith("compare.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     line = refused(capsys, "replay", str(trace_file), "--url", "http://127.0.0.1:1")

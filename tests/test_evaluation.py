@@ -13,9 +13,10 @@ from statistics import fmean
 
 import pytest
 
+from compare import cases
 from compare.cell import trace_of as trace_of_source
 from compare.evaluation import changes as statistics
-from compare.evaluation import parts, robustness
+from compare.evaluation import parts
 from compare.evaluation.bound_page import BoundRow, reaches
 from compare.evaluation.command import main
 from compare.evaluation.draw import Draw, Setting
@@ -326,7 +327,7 @@ def events_of(workload: str, *, tasks: int = 6) -> list[Event]:
 
 def test_an_unknown_dag_leaves_every_request_a_task_of_its_own() -> None:
     for event in events_of("dag-4"):
-        seen = robustness.without_dags(event)
+        seen = cases.without_dags(event)
         assert [r.id for r in seen.waiting] == [r.id for r in event.waiting]
         assert [r.id for r in seen.running] == [r.id for r in event.running]
         assert not seen.reuse_counts
@@ -345,13 +346,13 @@ def test_an_unknown_dag_leaves_every_request_a_task_of_its_own() -> None:
 def test_of_tasks_of_one_stage_the_dag_was_never_needed() -> None:
     trace = generate("two-agent", rate_per_s=0.2, tasks=8, seed=1)
     policy = get_policy("topas")
-    blind = seen_through(policy, robustness.without_dags)
+    blind = seen_through(policy, cases.without_dags)
     assert simulate(trace, blind, STUDY).tasks == simulate(trace, policy, STUDY).tasks
 
 
 def test_scaled_costs_scale_every_time_and_nothing_else() -> None:
     event = events_of("chain-3")[-1]
-    seen = robustness.scaled_costs(event, 2.0)
+    seen = cases.scaled_costs(event, 2.0)
     before, after = event.params.costs, seen.params.costs
     assert before is not None
     assert after is not None
@@ -365,7 +366,7 @@ def test_scaled_costs_scale_every_time_and_nothing_else() -> None:
         assert getattr(after, name) == 2 * getattr(before, name)
     assert (after.keeps, after.host) == (before.keeps, before.host)
     assert seen.params.swap_s_per_token == 2 * event.params.swap_s_per_token
-    assert robustness.scaled_costs(seen, 0.5) == event
+    assert cases.scaled_costs(seen, 0.5) == event
 
 
 def test_a_view_stands_between_event_and_joint_policy_and_leaves_queue_policies_alone() -> None:
@@ -376,16 +377,16 @@ def test_a_view_stands_between_event_and_joint_policy_and_leaves_queue_policies_
         return Decision((), (), (), Terms())
 
     event = events_of("dag-4")[0]
-    policy = seen_through(JointPolicy("spy", decide), robustness.without_dags)
+    policy = seen_through(JointPolicy("spy", decide), cases.without_dags)
     assert isinstance(policy, JointPolicy)
     policy.decide(event)
-    assert seen == [robustness.without_dags(event)]
-    assert seen_through(get_policy("fcfs"), robustness.without_dags) is get_policy("fcfs")
+    assert seen == [cases.without_dags(event)]
+    assert seen_through(get_policy("fcfs"), cases.without_dags) is get_policy("fcfs")
 
 
-@pytest.mark.parametrize("name", [name for name in robustness.CASES if name != "crowd"])
+@pytest.mark.parametrize("name", [name for name in cases.CASES if name != "crowd"])
 def test_every_case_is_playable_at_its_load_and_the_same_each_time(name: str) -> None:
-    case = robustness.CASES[name]
+    case = cases.CASES[name]
     for workload in case.workloads or ("chain-3", "metagpt-tl"):
         draw = Draw(Setting(workload, 12000, 0.5, 0.5, name), 101, 6, STUDY)
         trace, engine = draw.played()
@@ -418,7 +419,7 @@ def test_tiny_memory_holds_one_prefix_and_two_requests_but_not_three() -> None:
 
 
 def test_most_stages_of_one_agent_are_its_own() -> None:
-    workflow = robustness.one_agent(2, 1, 12000, 0.5).tasks[0].workflow
+    workflow = cases.one_agent(2, 1.0, 1, 12000, 0.5).tasks[0].workflow
     assert Counter(workflow.agents)["busy"] / len(workflow.agents) == 0.8
 
 
@@ -488,7 +489,7 @@ def test_the_parts_run_are_kept_and_leave_their_pages(
     assert "`mine`" in (out / "sessions" / "report.md").read_text()
     assert "no preemption" in (out / "ablation" / "report.md").read_text()
     worst = (out / "robustness" / "report.md").read_text()
-    assert all(case.about in worst for name, case in robustness.CASES.items() if name != "crowd")
+    assert all(case.about in worst for name, case in cases.CASES.items() if name != "crowd")
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     assert main(given) == 0
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == before

@@ -24,9 +24,9 @@ def test_the_grid_crosses_host_tier_prefix_and_spread_with_the_papers_policies()
         study = studies[name]
         assert study.workloads == ("chain-3", "dag-4", "dag-10-wide")
         assert study.profile.host_cache is name.startswith("figure-3-host")
-    cells = studies["figure-3-host-12k-sigma0"].cells()
-    assert {cell.policy for cell in cells} == set(PAPER_POLICIES)
-    assert len(cells) == 3 * 4 * 3 * 10
+    runs = studies["figure-3-host-12k-sigma0"].runs()
+    assert {run.policy for run in runs} == set(PAPER_POLICIES)
+    assert len(runs) == 3 * 4 * 3 * 10
 
 
 def test_the_papers_operating_points_are_there() -> None:

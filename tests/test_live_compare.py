@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-import polars as pl
+import pandas as pd
 import pytest
 import support_cli
 from support_server import serving_paths
@@ -279,9 +279,9 @@ def comparison(played: Played | None = None) -> object:
 
 def test_means_changes_and_predictions_are_those_of_the_rows() -> None:
     table = summary_table(comparison().summaries)  # type: ignore[attr-defined]
-    one = table.filter(
-        (pl.col("workload") == "dag-4") & (pl.col("metric") == "mean_jct_s") & (pl.col("policy") == "topas")
-    ).row(0, named=True)
+    (one,) = table.query("workload == 'dag-4' and metric == 'mean_jct_s' and policy == 'topas'").to_dict(
+        "records"
+    )
     assert one["mean"] == pytest.approx(3.2)
     assert (one["runs"], one["best_baseline"]) == (3, "fcfs")
     assert one["change"] == pytest.approx(3.2 / 4.2 - 1)
@@ -296,7 +296,7 @@ def test_means_changes_and_predictions_are_those_of_the_rows() -> None:
 def test_the_page_and_the_tables_hold_every_policy_and_its_error(tmp_path: Path) -> None:
     files = write_live(comparison(), tmp_path)  # type: ignore[arg-type]
     assert {path.name for path in files} == {"live.csv", "live.parquet", "summary.csv", "report.md"}
-    assert len(pl.read_parquet(tmp_path / "live.parquet")) == len(RUNS)
+    assert len(pd.read_parquet(tmp_path / "live.parquet")) == len(RUNS)
     page = (tmp_path / "report.md").read_text()
     for words in ("topas compare ...", "2 CPUs", "18 of 18 runs", "3.52 (+10.0 %)", "| `topas`", "1.00 %"):
         assert words.strip("| `") in page
@@ -309,8 +309,8 @@ def test_a_policy_that_misses_a_run_has_no_mean() -> None:
     del rows[lost]
     found = comparison(Played(rows, {lost: "died"}, 0))
     table = summary_table(found.summaries)  # type: ignore[attr-defined]
-    kept = table.filter((pl.col("workload") == lost.source.workload) & (pl.col("metric") == "mean_jct_s"))
-    assert kept["policy"].to_list() == ["fcfs", "topas"]
+    kept = table[(table["workload"] == lost.source.workload) & (table["metric"] == "mean_jct_s")]
+    assert list(kept["policy"]) == ["fcfs", "topas"]
     assert "## Failed runs" in markdown(found)  # type: ignore[arg-type]
     assert "died" in markdown(found)  # type: ignore[arg-type]
 
@@ -374,11 +374,11 @@ def test_two_real_servers_are_compared_and_the_command_goes_on_where_it_was(
     assert main(words) == 0
     first = json.loads(capsys.readouterr().out)
     assert (first["runs"], first["resumed"], first["failed"]) == (2, 0, [])
-    found = pl.read_parquet(tmp_path / "out" / "live.parquet")
-    assert found["policy"].to_list() == ["fcfs", "topas"]
-    assert found.row(0, named=True)["cached_tokens"] >= 300
+    found = pd.read_parquet(tmp_path / "out" / "live.parquet")
+    assert list(found["policy"]) == ["fcfs", "topas"]
+    assert found["cached_tokens"][0] >= 300
     assert found["computed_tokens"].min() >= 3 * 300 + 9 * 64  # type: ignore[operator]
-    topas = found.row(1, named=True)
+    topas = found.loc[1]
     assert topas["decisions"] >= 9
     assert 0 < topas["decision_ms_mean"] <= topas["event_ms_mean"]
     assert topas["fallbacks"] == 0

@@ -644,6 +644,7 @@ def test_metrics_by_hand() -> None:
         "mean_jct_s": 3.0,
         "p50_jct_s": 3.0,
         "p99_jct_s": pytest.approx(3.98),
+        "max_jct_s": 4.0,
         "makespan_s": 4.0,
         "first_task_s": 4.0,
         "requests_per_s": 0.5,

@@ -807,7 +807,7 @@ def test_a_trace_cannot_be_trained_on_and_held_out(
 def test_without_optuna_the_extra_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("compare.tuning")]:
+    for name in [name for name in sys.modules if name.startswith("compare.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setitem(sys.modules, "optuna.distributions", None)

@@ -4,19 +4,19 @@ from topas.cli.command import Command
 
 COMMANDS = {
     "compare": Command(
-        "topas.cli.compare", "run policies side by side: CSV, Parquet, Markdown, figure", "compare"
+        "compare.cli.compare", "run policies side by side: CSV, Parquet, Markdown, figure", "compare"
     ),
     "gap": Command(
-        "topas.cli.gap", "decisions against exact optima, traces against lower bounds", "compare,oracle"
+        "compare.cli.gap", "decisions against exact optima, traces against lower bounds", "compare,oracle"
     ),
     "profile": Command(
-        "topas.cli.profile", "measure a live server into an engine profile", "serving,compare"
+        "compare.cli.profile", "measure a live server into an engine profile", "serving,compare"
     ),
     "replay": Command(
-        "topas.cli.replay", "play a trace against a live server and measure completion times", "serving"
+        "compare.cli.replay", "play a trace against a live server and measure completion times", "serving"
     ),
     "tune": Command(
-        "topas.cli.tune",
+        "compare.cli.tune",
         "tune the parameters of a policy on traces; writes the file that simulator and server read",
         "tune",
     ),

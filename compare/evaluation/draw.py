@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from compare.evaluation.robustness import CASES, Case, one_agent
+from compare.cases import CASES, Case, one_agent
 from topas.errors import InputError
 from topas.files import read_file
 from topas.profile import Profile
@@ -28,7 +28,7 @@ class Setting:
     """An operating point, without the seed: what results are averaged for.
 
     ``prefix_tokens`` is None for recorded sessions, ``output_sigma`` where a workload draws outputs of its
-    own. ``case`` names one of :data:`compare.evaluation.robustness.CASES`.
+    own. ``case`` names one of :data:`compare.cases.CASES`.
     """
 
     workload: str
@@ -99,7 +99,7 @@ class Draw:
             return read_trace(self.path)
         prefix, sigma = setting.prefix_tokens, setting.output_sigma
         if setting.workload == "one-agent":
-            return one_agent(self.tasks, self.seed, prefix or 0, sigma or 0.0)
+            return one_agent(self.tasks, 1.0, self.seed, prefix or 0, sigma or 0.0)
         if setting.workload == "mixed":
             return self._mixed(prefix or 0, sigma)
         return self._generated(setting.workload, prefix, sigma)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from compare.cases import CASES
 from compare.evaluation.changes import JCT, Average, Change, Reached, Results, excludes_zero
 from compare.evaluation.draw import Setting
 from compare.evaluation.plan import Guard
-from compare.evaluation.robustness import CASES
 from compare.report import markdown_table, number, percent
 from compare.stats import Interval
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from compare.cases import CASES
 from compare.cell import Points, Source, sources_of
 from compare.evaluation.draw import Draw, Setting, session_draws
 from compare.evaluation.plan import Ablation, Plan
-from compare.evaluation.robustness import CASES
 from compare.evaluation.run import Run
 from compare.whole import BoundCase, ImproveCase
 from topas.errors import InputError

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from compare.evaluation.robustness import CASES
+from compare.cases import CASES
 from topas.errors import InputError
 from topas.files import read_file
 from topas.params import Lookahead

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
+from compare.cases import View
 from compare.cell import METRICS
 from compare.evaluation.draw import Draw, played
-from compare.evaluation.robustness import View
 from compare.kept import Question, answer_and_keep, question_path, read_answer
 from compare.pool import Done, Work, folder_for, run_all
 from topas.errors import SimulationError
@@ -77,8 +77,8 @@ def seen_through(policy: Policy, view: View | None) -> Policy:
 def own_digest() -> str:
     """Return the SHA-256 over the modules here that make traces and views: no other key holds them."""
     digest = hashlib.sha256()
-    for name in ("draw.py", "robustness.py"):
-        digest.update((Path(__file__).parent / name).read_bytes())
+    for path in (Path(__file__).parent / "draw.py", Path(__file__).parent.parent / "cases.py"):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 
-import polars as pl
+import pandas as pd
 from tabulate import tabulate
 
-from compare.cell import Source, TraceFile, source_in_words, trace_of
+from compare.cell import Source, source_in_words, trace_of
 from compare.live.side_by_side import Played, Row, Run, Settings
+from compare.page import csv, parquet
 from compare.report import markdown_table, number, percent
 from compare.stats import Interval, best_of, interval
 from topas.files import write_all
@@ -197,20 +197,18 @@ def _place(run: Run, known: Iterable[Place]) -> Place:
 def write_live(comparison: LiveComparison, folder: Path) -> tuple[Path, ...]:
     """Write ``live.csv``, ``live.parquet``, ``summary.csv`` and ``report.md``."""
     table = rows_table(comparison.played.rows)
-    parquet = BytesIO()
-    table.write_parquet(parquet)
     contents = {
-        "live.csv": table.write_csv().encode(),
-        "live.parquet": parquet.getvalue(),
-        "summary.csv": summary_table(comparison.summaries).write_csv().encode(),
+        "live.csv": csv(table),
+        "live.parquet": parquet(table),
+        "summary.csv": csv(summary_table(comparison.summaries)),
         "report.md": markdown(comparison).encode(),
     }
     return write_all(folder, contents)
 
 
-def rows_table(rows: Mapping[Run, Row]) -> pl.DataFrame:
+def rows_table(rows: Mapping[Run, Row]) -> pd.DataFrame:
     """Return a row a run."""
-    return pl.DataFrame(
+    return pd.DataFrame(
         [
             {
                 "workload": run.source.workload,
@@ -223,12 +221,11 @@ def rows_table(rows: Mapping[Run, Row]) -> pl.DataFrame:
                 **asdict(row),
             }
             for run, row in rows.items()
-        ],
-        infer_schema_length=None,
+        ]
     )
 
 
-def summary_table(summaries: Iterable[Summary]) -> pl.DataFrame:
+def summary_table(summaries: Iterable[Summary]) -> pd.DataFrame:
     """Return a row a summary."""
     rows = []
     for one in summaries:
@@ -256,7 +253,7 @@ def summary_table(summaries: Iterable[Summary]) -> pl.DataFrame:
                 "paced_error": one.paced_error,
             }
         )
-    return pl.DataFrame(rows, infer_schema_length=None)
+    return pd.DataFrame(rows)
 
 
 def screen(comparison: LiveComparison) -> str:
@@ -349,7 +346,7 @@ def _what_was_run(comparison: LiveComparison) -> str:
 
 
 def _source(source: Source) -> str:
-    if isinstance(source, TraceFile):
+    if source.sha256:
         return f"{source.workload}: {source.tasks} tasks, SHA-256 `{source.sha256}`"
     rate = "" if source.rate_per_s is None else f", {source.rate_per_s:.4g} tasks/s"
     options = getattr(source, "options", None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topas.trace import Trace
+
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
@@ -53,6 +55,36 @@ class SimResult:
     events: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """JCT of the tasks of one workflow, or of those that one agent takes part in, in seconds."""
+
+    by: str
+    name: str
+    tasks: int
+    mean_jct_s: float
+    p99_jct_s: float
+    max_jct_s: float
+
+
+def tails(trace: Trace, results: Sequence[TaskResult]) -> tuple[Tail, ...]:
+    """Return the tail of each workflow, then of each agent, in the order of the trace.
+
+    A percentile over all tasks hides a kind of task that waits; this does not.
+    """
+    jct_s = {result.id: result.jct_s for result in results}
+    found: dict[tuple[str, str], list[float]] = {("workflow", name): [] for name in trace.workflows}
+    found |= {("agent", name): [] for name in trace.agents}
+    for task in trace.tasks:
+        for key in (("workflow", task.workflow.name), *(("agent", a) for a in set(task.workflow.agents))):
+            found[key].append(jct_s[task.id])
+    return tuple(
+        Tail(by, name, len(jcts), float(np.mean(jcts)), percentile(jcts, 99), max(jcts))
+        for (by, name), jcts in found.items()
+        if jcts
+    )
+
+
 def percentile(values: Sequence[float], q: float) -> float:
     """Return the q-th percentile with linear interpolation (0 for no values)."""
     return float(np.percentile(np.asarray(values), q)) if len(values) else 0.0
@@ -72,6 +104,7 @@ def summarize(tasks: Sequence[TaskResult], counters: Counters) -> dict[str, floa
         "mean_jct_s": float(np.mean(jcts)),
         "p50_jct_s": percentile(jcts, 50),
         "p99_jct_s": percentile(jcts, 99),
+        "max_jct_s": max(jcts),
         "makespan_s": makespan,
         "first_task_s": min(task.completion_s for task in tasks) - start,
         "requests_per_s": counters.requests / makespan if makespan > 0 else 0.0,

@@ -6,11 +6,8 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from topas.cli.check import format_of
-from topas.cli.options import add_engine_options, engine_of, params_of
-from topas.cli.pooled import (
+from compare.cli.pooled import (
     add_pool_options,
     command_line,
     guarded,
@@ -19,11 +16,17 @@ from topas.cli.pooled import (
     names,
     say,
 )
+from compare.gap import Group, Settings, Study, measure
+from compare.gap_page import summary_text
+from compare.gap_report import as_json, write_gap_report
+from compare.pool import Interrupted
+from compare.source import Source, trace_file, trace_of
+from compare.whole import PAPER, usual_policies
+from oracle.extra import solver_module
+from topas.cli.check import format_of
+from topas.cli.options import add_engine_options, engine_of, params_of
 from topas.errors import InputError
-
-if TYPE_CHECKING:
-    from compare.cell import Source
-    from compare.gap import Group, Settings, Study
+from topas.sim import refuse_unservable
 
 SHOWN_FAILURES = 10
 """So many failures are told on stderr; the report names all."""
@@ -95,12 +98,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compare.gap import measure  # noqa: PLC0415  the other commands do without the extra
-    from compare.gap_page import summary_text  # noqa: PLC0415  the same
-    from compare.gap_report import as_json, write_gap_report  # noqa: PLC0415  the same
-    from compare.pool import Interrupted  # noqa: PLC0415  the same
-    from oracle.extra import solver_module  # noqa: PLC0415  the same
-
     solver_module("ortools")
     folder = Path(args.folder)
     settings = _settings(args)
@@ -126,9 +123,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from compare.gap import Settings  # noqa: PLC0415  as above
-    from compare.whole import PAPER, usual_policies  # noqa: PLC0415  as above
-
     policy = args.policy or PAPER
     known_policies([policy], "--policy")
     chosen = known_policies(args.policies or usual_policies())
@@ -148,10 +142,6 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _plan(args: argparse.Namespace, settings: Settings) -> tuple[list[Group], list[Source]]:
     """Return the groups of events and the traces; all that can be wrong with a trace is found here."""
-    from compare.cell import TraceFile, trace_of  # noqa: PLC0415  as above
-    from compare.gap import Group  # noqa: PLC0415  as above
-    from topas.sim import refuse_unservable  # noqa: PLC0415  as above
-
     if len({Path(what).resolve() for what in args.what}) < len(args.what):
         raise InputError("a file is named twice", field="F")
     groups: list[Group] = []
@@ -160,7 +150,7 @@ def _plan(args: argparse.Namespace, settings: Settings) -> tuple[list[Group], li
         if not _is_trace(what):
             groups.append(Group(what, files=(what,)))
             continue
-        source = TraceFile.of(what)
+        source = trace_file(what)
         refuse_unservable(trace_of(source), settings.profile)
         if not args.no_events:
             groups.append(Group(what, sources=(source,)))

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from joblib import cpu_count
+
 from topas.errors import InputError
 from topas.policies import policy_names
 
@@ -43,8 +45,6 @@ def jobs_of(given: int | None) -> int:
     InputError
         if it is not positive.
     """
-    from joblib import cpu_count  # noqa: PLC0415  the other commands do without the extra
-
     if given is not None and given < 1:
         raise InputError(f"expected at least 1 process, found {given}", field="--jobs")
     return int(cpu_count()) if given is None else given

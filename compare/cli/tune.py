@@ -7,11 +7,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from topas.cli.options import add_engine_options, engine_of, search_params_of
-from topas.cli.points import SEEDS, add_point_options, points_given, seed_list, sources_named
-from topas.cli.pooled import (
+from compare.cell import Source, source_in_words
+from compare.cli.points import SEEDS, add_point_options, points_given, seed_list, sources_named
+from compare.cli.pooled import (
     add_pool_options,
     command_line,
     guarded,
@@ -22,14 +21,22 @@ from topas.cli.pooled import (
     names,
     say,
 )
+from compare.pool import Interrupted, folder_for
+from compare.run import Failure
+from compare.tuning.held_out import hold_out, references_on
+from compare.tuning.loss import Weights
+from compare.tuning.outcome import Tuning
+from compare.tuning.plan import Plan
+from compare.tuning.space import space_of
+from compare.tuning.study import search
+from compare.tuning.sweep import VALUES, sweep
+from compare.tuning.tune_page import screen
+from compare.tuning.tune_report import as_json, timing_rows, write_tuning
+from oracle.extra import solver_module
+from topas.cli.options import add_engine_options, engine_of, search_params_of
 from topas.errors import InputError
 from topas.policies import baseline_names
-
-if TYPE_CHECKING:
-    from compare.cell import Source
-    from compare.run import Failure
-    from compare.tuning.outcome import Tuning
-    from compare.tuning.plan import Plan
+from traces.workloads import FIXED, WORKLOADS
 
 HELD_OUT_SEEDS = (4, 5, 6, 7, 8, 9)
 TRIALS = 50
@@ -121,12 +128,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compare.pool import Interrupted, folder_for  # noqa: PLC0415  the other commands do without the extra
-    from compare.tuning.held_out import hold_out, references_on  # noqa: PLC0415  the same
-    from compare.tuning.outcome import Tuning  # noqa: PLC0415  the same
-    from compare.tuning.study import search  # noqa: PLC0415  the same
-    from compare.tuning.sweep import VALUES, sweep  # noqa: PLC0415  the same
-
     _check(args)
     plan, held_sources = _plan(args)
     command = _command(args, plan, held_sources)
@@ -171,9 +172,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, tuning: Tuning) -> None:
-    from compare.tuning.tune_page import screen  # noqa: PLC0415  as above
-    from compare.tuning.tune_report import as_json, timing_rows, write_tuning  # noqa: PLC0415  as above
-
     files = write_tuning(tuning, Path(args.folder))
     if args.json:
         done = {"resumed": tuning.found.resumed, "files": [str(path) for path in files]}
@@ -190,8 +188,6 @@ def _failed(failures: Sequence[Failure]) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse numbers out of range, and options that contradict each other."""
-    from oracle.extra import solver_module  # noqa: PLC0415  as above
-
     if args.trials < 1:
         raise InputError(f"expected at least 1 trial, found {args.trials}", field="--trials")
     if not 0 <= args.prune < 1:
@@ -208,10 +204,6 @@ def _check(args: argparse.Namespace) -> None:
 
 def _plan(args: argparse.Namespace) -> tuple[Plan, tuple[Source, ...]]:
     """Return what is tuned, and the held-out traces; all that can be wrong with them is found here."""
-    from compare.tuning.loss import Weights  # noqa: PLC0415  as above
-    from compare.tuning.plan import Plan  # noqa: PLC0415  as above
-    from compare.tuning.space import space_of  # noqa: PLC0415  as above
-
     (policy,) = known_policies([args.policy], "--policy")
     profile, base = engine_of(args), search_params_of(args)
     space = space_of(policy, args.parameters, base)
@@ -231,9 +223,6 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, tuple[Source, ...]]:
 
 
 def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
-    from compare.cell import TraceFile, source_in_words  # noqa: PLC0415  as above
-    from traces.workloads import FIXED, WORKLOADS  # noqa: PLC0415  as above
-
     seeds = args.held_out_seeds or HELD_OUT_SEEDS
     both = set(seeds) & set(args.seeds or SEEDS)
     if both:
@@ -248,9 +237,9 @@ def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
     found = tuple(sources_named([*drawn, *(args.held_out or ())], args, plan.profile, seeds))
     if not found:
         raise InputError("needs traces to compare on: --held-out F", field="WORKLOAD-OR-TRACE")
-    digests = {source.sha256 for source in plan.train if isinstance(source, TraceFile)}
+    digests = {source.sha256 for source in plan.train if source.sha256}
     for source in found:
-        if isinstance(source, TraceFile) and source.sha256 in digests:
+        if source.sha256 in digests:
             raise InputError(f"{source_in_words(source)} is trained on", field="--held-out")
     return found
 

@@ -6,14 +6,13 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from topas.cli.pooled import joined, list_of, option, say
+from compare.cli.pooled import joined, list_of, option, say
+from compare.source import Points, Source, sources_of, trace_file, trace_of
 from topas.errors import InputError
-
-if TYPE_CHECKING:
-    from compare.cell import Source
-    from topas.profile import Profile
+from topas.profile import Profile
+from topas.sim import refuse_unservable
+from traces.workloads import FIXED, WORKLOADS, WorkloadOptions
 
 LOADS = (0.5, 0.75)
 SEEDS = (1, 2, 3)
@@ -63,10 +62,6 @@ def sources_named(
     InputError
         naming what is wrong.
     """
-    from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  the extra
-    from topas.sim import refuse_unservable  # noqa: PLC0415  as above
-    from traces.workloads import FIXED, WORKLOADS, WorkloadOptions  # noqa: PLC0415  as above
-
     if len({one if one in WORKLOADS else Path(one).resolve() for one in what}) < len(what):
         raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
     options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
@@ -79,7 +74,7 @@ def sources_named(
         if one in WORKLOADS:
             found = sources_of(one, points, profile)
         elif Path(one).is_file():
-            found = [TraceFile.of(one)]
+            found = [trace_file(one)]
         else:
             raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=one)
         if one in FIXED or one not in WORKLOADS:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import polars as pl
+import pandas as pd
 import pytest
 
-from compare.cell import METRICS, Cell, Generated, Result, TraceFile
+from compare.comparison import Comparison, markdown, results_table, screen, timings_table, write_report
+from compare.page import number, percent, records
 from compare.plot import draw, write_figure
-from compare.report import (
-    Comparison,
-    markdown,
-    number,
-    percent,
-    results_table,
-    screen,
-    summary_table,
-    timings_table,
-    write_report,
-)
-from compare.run import Failure, Outcome
+from compare.source import Source
+from compare.store import key_of
+from compare.study import METRICS, Metrics, Played, Run, outcome_of
 from topas.errors import InputError
-from topas.event import Params
 from topas.profile import load_profile
-from traces.workloads import WorkloadOptions
+from topas.sim.result import Tail
 
 STUDY = load_profile("study")
 POLICIES = ("fcfs", "lpm", "topas")
@@ -35,16 +26,20 @@ MEANS = {"fcfs": (100.0, 300.0), "lpm": (110.0, 150.0), "topas": (60.0, 120.0)}
 """By policy, at rates 0.1 and 0.2; seed 2 has a tenth more. p99 is 1.5 times as much, 2 for topas."""
 
 
-def cell(policy: str, rate: float, seed: int) -> Cell:
-    return Cell(Generated("dag-4", rate, 5, seed, WorkloadOptions()), policy, STUDY, Params())
+def run(policy: str, rate: float, seed: int) -> Run:
+    return Run(Source("dag-4", 5, seed, rate), policy, STUDY)
 
 
-def result(policy: str, rate: float, seed: int) -> Result:
+def played(policy: str, rate: float, seed: int) -> Played:
     mean = MEANS[policy][0 if rate == 0.1 else 1] * (1.1 if seed == 2 else 1.0)
     p99 = mean * (2.0 if policy == "topas" else 1.5)
-    return Result(
-        cell(policy, rate, seed), {**dict.fromkeys(METRICS, 1), "mean_jct_s": mean, "p99_jct_s": p99}
-    )
+    metrics = {**dict.fromkeys(METRICS, 1), "mean_jct_s": mean, "p99_jct_s": p99, "max_jct_s": 3 * mean}
+    tails = [Tail(by, name, 5, mean, p99, 3 * mean) for by, name in (("workflow", "w"), ("agent", "A"))]
+    return Played(Metrics(**metrics), tuple(tails))
+
+
+ALONE = Run(Source("a|b.jsonl", 3, sha256="0" * 64), "topas", STUDY)
+ONES = Played(Metrics(**dict.fromkeys(METRICS, 1)), ())
 
 
 ALL = [(policy, rate, seed) for rate in (0.1, 0.2) for seed in (1, 2) for policy in POLICIES]
@@ -52,11 +47,14 @@ ALL = [(policy, rate, seed) for rate in (0.1, 0.2) for seed in (1, 2) for policy
 
 def comparison(
     keys: Sequence[tuple[str, float, int]] = ALL,
-    failures: Sequence[Failure] = (),
+    failures: Mapping[Run, str] | None = None,
     baselines: Sequence[str] = ("fcfs", "lpm", "spf"),
 ) -> Comparison:
-    outcome = Outcome(tuple(result(*key) for key in keys), tuple(failures), 0, 0)
-    return Comparison.of("topas compare dag-4 -o out", POLICIES, baselines, outcome)
+    found = {run(*key): played(*key) for key in keys}
+    runs = [*found, *(failures or {})]
+    return Comparison.of(
+        "topas compare dag-4 -o out", runs, baselines, outcome_of(runs, found, failures or {})
+    )
 
 
 def rows_under(page: str, heading: str) -> list[dict[str, str]]:
@@ -67,19 +65,19 @@ def rows_under(page: str, heading: str) -> list[dict[str, str]]:
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
-def test_a_row_a_cell_in_the_order_of_the_cells() -> None:
-    table = results_table(comparison().outcome.results)
-    assert table.select("policy", "rate_per_s", "seed").rows() == ALL
-    assert table["key"][0] == cell("fcfs", 0.1, 1).key()
-    assert table.row(0, named=True)["mean_jct_s"] == 100.0
-    assert table.schema["mean_jct_s"] == pl.Float64
-    assert table.schema["preemptions"] == pl.Int64
+def test_a_row_a_run_in_the_order_of_the_runs() -> None:
+    table = results_table(comparison().outcome.runs)
+    assert list(table[["policy", "rate_per_s", "seed"]].itertuples(index=False, name=None)) == ALL
+    assert table["key"][0] == key_of(run("fcfs", 0.1, 1))
+    assert table["mean_jct_s"][0] == 100.0
+    assert table.dtypes["mean_jct_s"] == "float64"
+    assert table.dtypes["preemptions"] == "int64"
 
 
 def test_decision_times_are_only_in_the_timings() -> None:
-    results = comparison().outcome.results
-    assert not {"decision_ms_mean", "decision_ms_p99"} & set(results_table(results).columns)
-    timings = timings_table(results)
+    runs = comparison().outcome.runs
+    assert not {"decision_ms_mean", "decision_ms_p99"} & set(results_table(runs).columns)
+    timings = timings_table(runs)
     assert {"key", "policy", "decisions", "decision_ms_mean", "decision_ms_p99"} <= set(timings.columns)
     assert "mean_jct_s" not in timings.columns
 
@@ -87,7 +85,7 @@ def test_decision_times_are_only_in_the_timings() -> None:
 def test_the_summary_holds_what_the_statistics_say() -> None:
     rows = [
         row
-        for row in summary_table(comparison().summaries).to_dicts()
+        for row in records(comparison().summary)
         if row["policy"] == "topas" and row["metric"] == "mean_jct_s"
     ]
     assert [(row["scope"], row["rate_per_s"]) for row in rows] == [
@@ -99,8 +97,9 @@ def test_the_summary_holds_what_the_statistics_say() -> None:
     assert [row["cells"] for row in rows] == [2, 2, 4]
     assert rows[0]["value"] == pytest.approx(63)
     assert [row["change"] for row in rows] == pytest.approx([60 / 100 - 1, 120 / 150 - 1, 180 / 260 - 1])
-    # both seeds change alike, so the interval has no width
-    assert rows[2]["paired_low"] == pytest.approx(rows[2]["paired_high"])
+    # topas is 40 below fcfs at the first seed and 44 at the second, of fcfs's mean of 105
+    width = 12.7062 * (4 / 105) / 2
+    assert (rows[0]["low"], rows[0]["high"]) == pytest.approx((-0.4 - width, -0.4 + width), rel=1e-5)
 
 
 def test_the_files_are_written_and_the_same_each_time(tmp_path: Path) -> None:
@@ -108,16 +107,23 @@ def test_the_files_are_written_and_the_same_each_time(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_report(comparison(), tmp_path / name)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == ["report.md", "results.csv", "results.parquet", "summary.csv", "timings.csv"]
+    assert names == [
+        "report.md", "results.csv", "results.parquet", "summary.csv", "tails.csv", "timings.csv",
+    ]  # fmt: skip
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
     write_report(comparison(), tmp_path)
-    table = results_table(comparison().outcome.results)
-    assert pl.read_parquet(tmp_path / "results.parquet").equals(table)
-    assert pl.read_csv(tmp_path / "results.csv", schema=table.schema).equals(table)
+    table = results_table(comparison().outcome.runs)
+    parquet = pd.read_parquet(tmp_path / "results.parquet")
+    pd.testing.assert_frame_equal(parquet, table, check_exact=True, check_dtype=False)
+    text = pd.read_csv(tmp_path / "results.csv", dtype=str, keep_default_na=False)
+    assert list(text.columns) == list(table.columns)
+    for name in table.columns:
+        told = ["" if pd.isna(value) else str(value) for value in table[name]]
+        assert list(text[name]) == told
 
 
 def test_the_page_says_what_was_run() -> None:
@@ -136,17 +142,18 @@ def test_the_page_has_every_operating_point_with_the_best_of_a_row_bold() -> Non
     first, second = rows_under(markdown(comparison()), "## Mean JCT at every operating point")
     assert first["point"] == "0.1 tasks/s"
     assert first["fcfs"] == "105"  # the best baseline at this point
-    assert first["lpm"] == "115.5<br>+10.0 % [+10.0, +10.0]"
-    assert first["topas"] == "**63**<br>-40.0 % [-40.0, -40.0]"
+    # by hand: 10 and 11 of 105, and -40 and -44
+    assert first["lpm"] == "115.5<br>+10.0 % [+3.9, +16.1]"
+    assert first["topas"] == "**63**<br>-40.0 % [-64.2, -15.8]"
     assert second["lpm"] == "157.5"
-    assert second["topas"] == "**126**<br>-20.0 % [-20.0, -20.0]"
+    assert second["topas"] == "**126**<br>-20.0 % [-32.1, -7.9]"
 
 
 def test_the_page_names_the_best_baseline_of_each_metric() -> None:
     rows = {row["metric"]: row for row in rows_under(markdown(comparison()), "## Averages over")}
     # by hand, lpm has (110 + 150) / 2 * 1.05 = 136.5 and topas 94.5
     assert rows["mean_jct_s"]["best baseline"] == "`lpm` 136.5"
-    assert rows["mean_jct_s"]["topas"] == "**94.5**<br>-30.8 % [-30.8, -30.8]"
+    assert rows["mean_jct_s"]["topas"] == "**94.5**<br>-30.8 % [-49.4, -12.2]"
     # half more than 136.5, and twice 94.5
     assert rows["p99_jct_s"]["best baseline"] == "`lpm` 204.8"
     assert rows["p99_jct_s"]["topas"].startswith("**189**<br>-7.7 %")
@@ -161,8 +168,7 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_a_failed_cell_is_listed_and_its_policy_left_out_of_its_averages() -> None:
     lost = ("lpm", 0.2, 2)
-    failed = Failure(cell(*lost), "out of patience")
-    page = markdown(comparison([key for key in ALL if key != lost], [failed]))
+    page = markdown(comparison([key for key in ALL if key != lost], {run(*lost): "out of patience"}))
     assert "11 of 12 cells finished" in page
     assert "- dag-4, 0.2 tasks/s, seed 2, lpm: out of patience" in page
     first, second = rows_under(page, "## Mean JCT at every operating point")
@@ -174,7 +180,7 @@ def test_a_failed_cell_is_listed_and_its_policy_left_out_of_its_averages() -> No
 
 def test_tables_stand_even_if_no_policy_is_whole() -> None:
     keys = [("fcfs", 0.1, 1), ("lpm", 0.1, 2)]
-    failed = [Failure(cell("lpm", 0.1, 1), "lost"), Failure(cell("fcfs", 0.1, 2), "lost")]
+    failed = {run("lpm", 0.1, 1): "lost", run("fcfs", 0.1, 2): "lost"}
     page = markdown(comparison(keys, failed))
     assert "2 of 4 cells finished" in page
     assert screen(comparison(keys, failed))
@@ -183,14 +189,11 @@ def test_tables_stand_even_if_no_policy_is_whole() -> None:
 def test_without_a_baseline_the_page_says_so() -> None:
     page = markdown(comparison(baselines=()))
     assert "No baseline was run" in page
-    assert "%" not in page[page.index("## Mean JCT") :]
+    assert "%" not in page[page.index("## Mean JCT") : page.index("## Tails")]
 
 
 def test_a_bar_in_a_files_name_does_not_break_the_table() -> None:
-    one = Result(
-        Cell(TraceFile("a|b.jsonl", "0" * 64, 3), "topas", STUDY, Params()), dict.fromkeys(METRICS, 1)
-    )
-    page = markdown(Comparison.of("topas", ("topas",), (), Outcome((one,), (), 0, 0)))
+    page = markdown(Comparison.of("topas", [ALONE], (), outcome_of([ALONE], {ALONE: ONES}, {})))
     assert "`a\\|b.jsonl`" in page
     assert "as it is" in page
 
@@ -198,9 +201,10 @@ def test_a_bar_in_a_files_name_does_not_break_the_table() -> None:
 def test_the_screen_shows_averages_with_the_best_starred() -> None:
     lines = screen(comparison()).splitlines()
     assert lines[0] == "dag-4, profile study, average over: 0.1 tasks/s, 0.2 tasks/s"
-    assert lines[3].split() == ["fcfs", "210", "+53.8", "%", "315", "+53.8", "%"]
-    assert lines[4].split() == ["lpm", "136.5", "0.0", "%", "204.8", "0.0", "%"]
-    assert lines[5].split() == ["topas", "94.5", "*", "-30.8", "%", "189", "*", "-7.7", "%"]
+    assert lines[3].split() == ["fcfs", "210", "+53.8", "%", "315", "+53.8", "%", "630", "+53.8", "%"]
+    assert lines[4].split() == ["lpm", "136.5", "0.0", "%", "204.8", "0.0", "%", "409.5", "0.0", "%"]
+    rest = ["283.5", "*", "-30.8", "%"]
+    assert lines[5].split() == ["topas", "94.5", "*", "-30.8", "%", "189", "*", "-7.7", "%", *rest]
 
 
 @pytest.mark.parametrize(
@@ -242,8 +246,8 @@ def test_the_products_policy_stands_out_or_else_the_papers(
     monkeypatch: pytest.MonkeyPatch, policies: tuple[str, ...], bold: str | None
 ) -> None:
     monkeypatch.setitem(MEANS, "topas-paper", (70.0, 130.0))
-    results = tuple(result(policy, 0.1, 1) for policy in policies)
-    figure = draw(Comparison.of("topas compare", policies, ("fcfs",), Outcome(results, (), 0, 0)))
+    found = {run(policy, 0.1, 1): played(policy, 0.1, 1) for policy in policies}
+    figure = draw(Comparison.of("topas compare", [*found], ("fcfs",), outcome_of(found, found, {})))
     black = [line.get_label() for line in figure.axes[0].get_lines() if line.get_color() == "black"]
     assert black == ([] if bold is None else [bold])
 
@@ -267,9 +271,15 @@ def test_the_figure_is_written_with_the_same_bytes_each_time(tmp_path: Path) -> 
 
 
 def test_there_is_no_figure_without_an_arrival_rate() -> None:
-    one = Result(Cell(TraceFile("a.jsonl", "0" * 64, 3), "topas", STUDY, Params()), dict.fromkeys(METRICS, 1))
     with pytest.raises(InputError, match="nothing to draw"):
-        draw(Comparison.of("topas", ("topas",), (), Outcome((one,), (), 0, 0)))
+        draw(Comparison.of("topas", [ALONE], (), outcome_of([ALONE], {ALONE: ONES}, {})))
+
+
+def test_the_page_shows_the_tail_of_each_workflow_and_agent() -> None:
+    first, second = rows_under(markdown(comparison()), "## Tails")
+    assert [first["of"], first["names"], second["of"], second["names"]] == ["workflow", "`w`", "agent", "`A`"]
+    # p99 as above; the largest are three times the means of seed 2 at 0.2: 330, 165 and 132
+    assert [first[policy] for policy in POLICIES] == ["315 / 990", "204.8 / 495", "189 / 396"]
 
 
 def test_the_csv_is_readable_by_the_standard_library(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from topas.cli.compare_live import PROFILE, add_live_options, run_live
-from topas.cli.options import add_engine_options, engine_of, params_of
-from topas.cli.points import add_point_options, points_given, sources_named
-from topas.cli.pooled import (
+from compare.cli.live import PROFILE, add_live_options, run_live
+from compare.cli.points import add_point_options, points_given, sources_named
+from compare.cli.pooled import (
     add_pool_options,
     command_line,
     guarded,
@@ -22,12 +20,14 @@ from topas.cli.pooled import (
     option,
     say,
 )
+from compare.comparison import SUMMARY, Comparison, screen, write_report
+from compare.page import records
+from compare.plot import write_figure
+from compare.pool import Interrupted
+from compare.study import Outcome, run_study, runs_of
+from topas.cli.options import add_engine_options, engine_of, params_of
 from topas.errors import InputError
 from topas.policies import baseline_names, policy_names
-
-if TYPE_CHECKING:
-    from compare.report import Comparison
-    from compare.run import Outcome
 
 LIVE = ("repeats", "kv_tokens", "max_running", "port")
 """Options of real servers."""
@@ -68,14 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compare.cell import cells_of  # noqa: PLC0415  the other commands do without the extra
-    from compare.pool import Interrupted  # noqa: PLC0415  the same
-    from compare.report import Comparison, screen, write_report  # noqa: PLC0415  the same
-    from compare.run import run_cells  # noqa: PLC0415  the same
-
-    if args.plot:
-        from compare.plot import write_figure  # noqa: PLC0415  the same, and only a figure needs matplotlib
-
     _refuse_live_options(args)
     policies, profile = known_policies(args.policies or policy_names()), engine_of(args)
     folder = Path(args.folder)
@@ -83,22 +75,22 @@ def _run(args: argparse.Namespace) -> int:
     drawn = any(source.rate_per_s is not None for source in sources)
     if args.plot and not drawn:
         raise InputError("needs a workload with arrival rates: there is nothing to draw", field="--plot")
-    cells = cells_of(sources, policies, profile, params_of(args))
+    runs = runs_of(sources, policies, profile, params_of(args))
     progress = False if args.quiet else args.progress or None
     try:
-        outcome = run_cells(cells, folder, jobs=jobs_of(args.jobs), progress=progress)
+        outcome = run_study(runs, folder, jobs=jobs_of(args.jobs), progress=progress)
     except Interrupted as stop:
         kept = f"{stop.done} of {stop.total} cells are kept in {folder / 'cells'}"
         say(f"interrupted: {kept}; the same command goes on from there")
         return 130
     if not args.quiet:
         _say_what_was_kept(outcome, folder)
-    for failure in outcome.failures:
-        say(f"failed: {failure.cell}: {failure.reason}")
-    if not outcome.results:
+    for failed, reason in outcome.failures.items():
+        say(f"failed: {failed}: {reason}")
+    if outcome.runs.empty:
         return 1
     command = _command(args, policies, drawn=drawn)
-    comparison = Comparison.of(command, policies, baseline_names(), outcome)
+    comparison = Comparison.of(command, runs, baseline_names(), outcome)
     files = write_report(comparison, folder)
     if args.plot:
         files += write_figure(comparison, folder)
@@ -122,8 +114,6 @@ def _command(args: argparse.Namespace, policies: tuple[str, ...], *, drawn: bool
 
 
 def _json(comparison: Comparison, files: Sequence[Path]) -> str:
-    from compare.report import summary_table  # noqa: PLC0415  as above
-
     outcome = comparison.outcome
     return json.dumps(
         {
@@ -131,18 +121,18 @@ def _json(comparison: Comparison, files: Sequence[Path]) -> str:
             "command": comparison.command,
             "policies": comparison.policies,
             "baselines": comparison.baselines,
-            "cells": len(outcome.results) + len(outcome.failures),
+            "cells": len(comparison.runs),
             "resumed": outcome.resumed,
-            "failed": [{"cell": str(failure.cell), "reason": failure.reason} for failure in outcome.failures],
+            "failed": [{"cell": str(run), "reason": reason} for run, reason in outcome.failures.items()],
             "files": [str(path) for path in files],
-            "summary": summary_table(comparison.summaries).to_dicts(),
+            "summary": records(comparison.summary[list(SUMMARY)]),
         }
     )
 
 
 def _say_what_was_kept(outcome: Outcome, folder: Path) -> None:
     if outcome.resumed:
-        cells = len(outcome.results) + len(outcome.failures)
+        cells = len(outcome.runs) + len(outcome.failures)
         kept = folder / "cells"
         say(f"{outcome.resumed} of {cells} cells were done before; to run them again, remove {kept}")
     if outcome.rejected:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from topas.cli.pooled import say
+from compare.cli.pooled import say
 from topas.errors import InputError
 from topas.files import refuse_overwrite, whole_file
 from topas.trace.format import read_trace

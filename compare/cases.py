@@ -7,7 +7,7 @@ order by the DAG are left out where the DAG is to be unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,11 +16,26 @@ from topas.profile import Profile
 from topas.trace import Trace
 from topas.workflow import dag_of
 from traces.arrivals import poisson_arrivals
-from traces.transforms import dying, in_bursts, noisy_profiles, retimed, scaled_profiles, without_profiles
+from traces.transforms import (
+    dying,
+    in_bursts,
+    merged,
+    noisy_profiles,
+    retimed,
+    scaled_profiles,
+    without_profiles,
+)
+from traces.workloads import WorkloadOptions, generate
 from traces.workloads.plan import Plan, StagePlan, realize
 
 ORDER_BY_DAG = ("spf", "kvflow")
 """Baselines that need the DAG of a task."""
+
+AS_IT_IS = "as-it-is"
+"""The case in which nothing is changed."""
+
+PARTS_OF_MIXED: Mapping[str, float] = {"chain-3": 1.0, "dag-4": 1.0, "metagpt-tl": 2 / 3}
+"""Workloads that ``mixed`` takes in turn, and how long their prefixes are as a share of the given length."""
 
 TINY_REQUESTS = 2
 """Requests beside one prefix that the tiny memory holds."""
@@ -112,7 +127,27 @@ def at_once(trace: Trace, _rate_per_s: float, _seed: int) -> Trace:
     return replace(trace, tasks=tuple(replace(task, arrival_s=0.0) for task in trace.tasks))
 
 
-def one_agent(tasks: int, seed: int, prefix_tokens: int, sigma: float) -> Trace:
+def tasks_of(workload: str, rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions) -> Trace:
+    """Return the tasks of a workload, or of ``one-agent`` or ``mixed``, which only cases play."""
+    if workload == "one-agent":
+        lengths = options.prefix_tokens or 0, options.output_sigma or 0.0
+        return one_agent(tasks, rate_per_s, seed, *lengths)
+    if workload == "mixed":
+        return _mixed(rate_per_s, tasks, seed, options)
+    return generate(workload, rate_per_s=rate_per_s, tasks=tasks, seed=seed, options=options)
+
+
+def _mixed(rate_per_s: float, tasks: int, seed: int, options: WorkloadOptions) -> Trace:
+    def part(name: str, share: float) -> Trace:
+        sigma = None if name.startswith("metagpt") else options.output_sigma
+        own = replace(options, prefix_tokens=round((options.prefix_tokens or 0) * share), output_sigma=sigma)
+        return generate(name, rate_per_s=rate_per_s, tasks=tasks, seed=seed, options=own)
+
+    trace = merged("mixed", {name: part(name, share) for name, share in PARTS_OF_MIXED.items()})
+    return replace(trace, tasks=trace.tasks[:tasks])
+
+
+def one_agent(tasks: int, rate_per_s: float, seed: int, prefix_tokens: int, sigma: float) -> Trace:
     """Return tasks of ten stages in a diamond, eight of them of one agent: a root, eight branches, a join.
 
     Root and join have an agent each. Lengths are those of the synthetic workloads.
@@ -130,7 +165,7 @@ def one_agent(tasks: int, seed: int, prefix_tokens: int, sigma: float) -> Trace:
         0.0,
         sigma,
     )
-    return realize(plan, poisson_arrivals(tasks, 1.0, seed), seed)
+    return realize(plan, poisson_arrivals(tasks, rate_per_s, seed), seed)
 
 
 def _wrong(factor: float) -> Case:
@@ -142,7 +177,7 @@ def _wrong(factor: float) -> Case:
 
 
 CASES = {
-    "as-it-is": Case("nothing is changed"),
+    AS_IT_IS: Case("nothing is changed"),
     **{f"predictions-x{factor:g}": _wrong(factor) for factor in (0.25, 0.5, 2.0, 4.0)},
     "noisy-predictions": Case(
         "lengths of each stage believed wrong by a lognormal factor, sigma 1",

@@ -12,16 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compare.cli.points import LENGTHS
+from compare.cli.pooled import command_line, known_policies, option, say
 from topas.cli.options import engine_of, params_of
-from topas.cli.points import LENGTHS
-from topas.cli.pooled import command_line, known_policies, option, say
 from topas.errors import InputError
 from topas.policies import baseline_names
 
 if TYPE_CHECKING:
-    from compare.cell import Source
     from compare.live.live_report import LiveComparison
     from compare.live.sizes import Size
+    from compare.source import Source
     from topas.profile import Profile
 
 PROFILE = "cpu-tiny-qwen2"
@@ -131,8 +131,8 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
     """Return the traces; all that can be wrong with them is found here, before a server starts."""
-    from compare.cell import Points, TraceFile, sources_of, trace_of  # noqa: PLC0415  the extra
     from compare.live.sizes import LOADS, SEEDS  # noqa: PLC0415  the same
+    from compare.source import Points, sources_of, trace_file, trace_of  # noqa: PLC0415  the extra
     from topas.sim import refuse_unservable  # noqa: PLC0415  the same
     from traces.workloads import WORKLOADS  # noqa: PLC0415  the same
 
@@ -146,7 +146,7 @@ def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
             points = Points(at, args.rates is None, args.seeds or SEEDS, size.tasks, size.options)
             sources = sources_of(what, points, profile)
         elif Path(what).is_file():
-            sources = [TraceFile.of(what)]
+            sources = [trace_file(what)]
         else:
             raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=what)
         for source in sources:
@@ -182,6 +182,7 @@ def _command(args: argparse.Namespace, policies: tuple[str, ...], repeats: int) 
 
 def _json(comparison: LiveComparison, files: Sequence[Path]) -> str:
     from compare.live.live_report import summary_table  # noqa: PLC0415  the extra
+    from compare.page import records  # noqa: PLC0415  the same
 
     played = comparison.played
     return json.dumps(
@@ -197,6 +198,6 @@ def _json(comparison: LiveComparison, files: Sequence[Path]) -> str:
             "files": [str(path) for path in files],
             "profile": comparison.settings.profile.model_dump(mode="json"),
             "params": asdict(comparison.settings.params),
-            "summary": summary_table(comparison.summaries).to_dicts(),
+            "summary": records(summary_table(comparison.summaries)),
         }
     )
