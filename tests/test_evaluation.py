@@ -6,23 +6,22 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 import pytest
 
 from compare import cases
-from compare.cell import trace_of as trace_of_source
-from compare.evaluation import changes as statistics
-from compare.evaluation import parts
-from compare.evaluation.bound_page import BoundRow, reaches
+from compare.bound import BoundCase, Bounded, Bounds, BoundValue
+from compare.evaluation import parts, tables
 from compare.evaluation.command import main
-from compare.evaluation.draw import Draw, Setting
 from compare.evaluation.plan import PLAN, Guard, Plan, Target, load_plan
-from compare.evaluation.run import Run, seen_through
-from compare.stats import Interval
+from compare.source import Source
+from compare.source import trace_of as trace_of_source
+from compare.study import METRICS, Metrics, Played, Run, outcome_of, seen_through
 from topas.decision import Decision, Terms
 from topas.errors import InputError
 from topas.event import Event, Params
@@ -37,7 +36,6 @@ from traces.load import one_prefix_rate_per_s
 from traces.workloads import WorkloadOptions, generate
 
 STUDY = load_profile("study")
-NO_CHANGE = Interval(0.0, None, None)
 
 
 def trace_of(workload: str = "dag-4", tasks: int = 8, seed: int = 3, rate: float = 0.1) -> Trace:
@@ -45,19 +43,32 @@ def trace_of(workload: str = "dag-4", tasks: int = 8, seed: int = 3, rate: float
     return generate(workload, rate_per_s=rate, tasks=tasks, seed=seed, options=options)
 
 
-def setting(load: float = 0.5, workload: str = "chain-3", sigma: float | None = 0.0) -> Setting:
-    return Setting(workload, 12000, sigma, load)
+def draw(workload: str = "chain-3", sigma: float | None = 0.0, seed: int = 101, load: float = 0.5) -> Source:
+    options = WorkloadOptions(prefix_tokens=12000, output_sigma=sigma)
+    return Source(workload, 5, seed, load=load, options=options)
 
 
-def outcome(
-    values: Mapping[str, list[float]], place: Setting, p99: float = 2.0
-) -> dict[Run, dict[str, float]]:
+def metrics(mean_s: float, p99: float = 2.0) -> Metrics:
+    return Metrics(**{**dict.fromkeys(METRICS, 1), "mean_jct_s": mean_s, "p99_jct_s": p99 * mean_s})
+
+
+def outcome(values: Mapping[str, list[float]], load: float = 0.5, p99: float = 2.0) -> pd.DataFrame:
     """Results by hand: mean JCT of each policy seed by seed; p99 is so many times as long."""
-    return {
-        Run(Draw(place, seed, 5, STUDY), policy, policy): {"mean_jct_s": value, "p99_jct_s": p99 * value}
+    played = {
+        Run(draw(seed=seed, load=load), policy, STUDY): Played(metrics(value, p99), ())
         for policy, own in values.items()
         for seed, value in enumerate(own, start=101)
     }
+    return outcome_of(played, played, {}).runs
+
+
+def found_in(*parts_of: pd.DataFrame, baselines: Sequence[str] = ("fcfs", "lpm")) -> pd.DataFrame:
+    return tables.found_in(pd.concat(parts_of), baselines)
+
+
+def of(table: pd.DataFrame, metric: str = "mean_jct_s") -> pd.Series:
+    (row,) = (row for _, row in table[table["metric"] == metric].iterrows())
+    return row
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -70,21 +81,21 @@ def test_the_plan_is_complete_and_its_grid_has_the_size_that_it_says() -> None:
     assert not set(plan.seeds.development) & set(plan.seeds.held_out)
     assert plan.seeds.held_out == [201, 202, 203, 204, 205]
     runs = parts.main_runs(plan)
-    by_workload = Counter(run.draw.setting.workload for run in runs)
+    by_workload = Counter(run.source.workload for run in runs)
     each = 3 * 4 * 5 * 9  # prefixes, loads, seeds, policies
     assert by_workload == {
         **dict.fromkeys(("chain-3", "dag-4", "dag-10-wide"), 2 * each),
         **dict.fromkeys(("metagpt-sop", "metagpt-tl"), each),
     }
     assert len(set(runs)) == len(runs)
-    assert {run.draw.profile.host_cache for run in runs} == {True}
-    assert {run.draw.tasks for run in runs} == {100}
+    assert {run.profile.host_cache for run in runs} == {True}
+    assert {run.source.tasks for run in runs} == {100}
 
 
 def test_no_part_draws_a_seed_of_the_development() -> None:
     plan = load_plan()
     runs = [*parts.main_runs(plan), *parts.ablation_runs(plan), *parts.robustness_runs(plan)]
-    drawn = {run.draw.seed for run in runs} | {plan.bound.seed}
+    drawn = {run.source.seed for run in runs} | {plan.bound.seed}
     assert drawn <= set(plan.seeds.held_out)
     assert drawn.isdisjoint(plan.seeds.development)
 
@@ -93,7 +104,7 @@ def test_each_target_is_of_something_that_is_run_and_none_is_doubled() -> None:
     plan = load_plan()
     places = [(one.workload, one.prefix_tokens, one.output_sigma) for one in plan.targets]
     run = {
-        (one.draw.setting.workload, one.draw.setting.prefix_tokens, one.draw.setting.output_sigma)
+        (one.source.workload, one.source.options.prefix_tokens, one.source.options.output_sigma)
         for one in parts.main_runs(plan)
     }
     assert len(set(places)) == len(places) == 8
@@ -138,81 +149,80 @@ def test_variants_change_only_the_lookahead_that_they_name() -> None:
     assert calm.policy == "topas"
     assert calm.params == replace(Params(), lookahead=replace(Params().lookahead, preempt=0.0))
     assert found["topas-score"].policy == "topas-score"
-    assert len({run.content()["draw"]["output_sigma"] for run in parts.ablation_runs(plan)}) == 3
+    assert len({run.source.options.output_sigma for run in parts.ablation_runs(plan)}) == 3
 
 
 # --- statistics -------------------------------------------------------------------------------------------
 
 
 def test_the_best_baseline_is_that_of_the_least_mean_and_the_change_is_the_ratio_of_means() -> None:
-    results = outcome({"fcfs": [10.0, 30.0], "lpm": [20.0, 18.0], "topas": [8.0, 20.0]}, setting())
-    mean, p99 = statistics.changes(results, ["fcfs", "lpm"])
-    assert (mean.best, mean.metric, p99.metric) == ("lpm", "mean_jct_s", "p99_jct_s")
-    assert mean.ratio == pytest.approx(28 / 38 - 1)
-    assert mean.by_seed == pytest.approx({101: -12 / 19, 102: 2 / 19})
+    found = found_in(outcome({"fcfs": [10.0, 30.0], "lpm": [20.0, 18.0], "topas": [8.0, 20.0]}))
+    mean = of(tables.by_cell(found))
+    assert mean["best_baseline"] == "lpm"
+    assert mean["change"] == pytest.approx(28 / 38 - 1)
+    own = found[found["metric"] == "mean_jct_s"]
+    assert dict(zip(own["seed"], own["difference"], strict=True)) == pytest.approx(
+        {101: -12 / 19, 102: 2 / 19}
+    )
     # Student's t of two differences: the quantile with one degree of freedom is tan(0.475 pi)
     half = math.tan(0.475 * math.pi) * (14 / 19) / 2
-    assert mean.paired.mean == pytest.approx(mean.ratio)
-    assert (mean.paired.low, mean.paired.high) == pytest.approx((mean.ratio - half, mean.ratio + half))
+    assert (mean["low"], mean["high"]) == pytest.approx((mean["change"] - half, mean["change"] + half))
 
 
 def test_each_metric_has_its_own_best_baseline() -> None:
-    results = outcome({"fcfs": [10.0], "topas": [9.0]}, setting())
-    results |= outcome({"lpm": [11.0]}, setting(), p99=1.5)
-    mean, p99 = statistics.changes(results, ["fcfs", "lpm"])
-    assert (mean.best, p99.best) == ("fcfs", "lpm")
-    assert p99.ratio == pytest.approx(18 / 16.5 - 1)
+    rival = outcome({"lpm": [11.0]}, p99=1.5)
+    found = tables.by_cell(found_in(outcome({"fcfs": [10.0], "topas": [9.0]}), rival))
+    assert (of(found)["best_baseline"], of(found, "p99_jct_s")["best_baseline"]) == ("fcfs", "lpm")
+    assert of(found, "p99_jct_s")["change"] == pytest.approx(18 / 16.5 - 1)
 
 
 def test_a_policy_that_misses_a_seed_is_left_out() -> None:
-    results = outcome({"fcfs": [10.0, 30.0], "lpm": [1.0], "topas": [8.0, 20.0]}, setting())
-    assert {one.best for one in statistics.changes(results, ["fcfs", "lpm"])} == {"fcfs"}
-    results = outcome({"fcfs": [10.0, 30.0], "topas": [8.0]}, setting())
-    assert statistics.changes(results, ["fcfs"]) == ()
+    found = found_in(outcome({"fcfs": [10.0, 30.0], "lpm": [1.0], "topas": [8.0, 20.0]}))
+    assert set(found["best_baseline"]) == {"fcfs"}
+    assert found_in(outcome({"fcfs": [10.0, 30.0], "topas": [8.0]})).empty
 
 
 def test_the_average_over_the_loads_gives_each_load_one_voice() -> None:
-    light = outcome({"fcfs": [10.0, 10.0], "topas": [9.0, 8.0]}, setting(0.5))
-    heavy = outcome({"fcfs": [1000.0, 1000.0], "topas": [500.0, 500.0]}, setting(1.0))
-    found = statistics.averages(statistics.changes(light | heavy, ["fcfs"]))
-    mean = next(one for one in found if one.metric == "mean_jct_s")
-    assert mean.loads == (0.5, 1.0)
-    assert mean.change.mean == pytest.approx((-0.15 - 0.5) / 2)
-    low, high = mean.change.low, mean.change.high
-    assert low is not None
-    assert high is not None
-    assert fmean([low, high]) == pytest.approx(mean.change.mean)
+    light = outcome({"fcfs": [10.0, 10.0], "topas": [9.0, 8.0]}, 0.5)
+    heavy = outcome({"fcfs": [1000.0, 1000.0], "topas": [500.0, 500.0]}, 1.0)
+    mean = of(tables.over_loads(found_in(light, heavy)))
+    assert mean["loads"] == [0.5, 1.0]
+    assert mean["change"] == pytest.approx((-0.15 - 0.5) / 2)
+    assert fmean([mean["low"], mean["high"]]) == pytest.approx(mean["change"])
 
 
 def test_targets_say_by_how_much_they_are_missed_and_need_every_load() -> None:
-    light = outcome({"fcfs": [10.0], "topas": [6.0]}, setting(0.5))
-    heavy = outcome({"fcfs": [10.0], "topas": [7.0]}, setting(1.0))
+    light = outcome({"fcfs": [10.0], "topas": [6.0]}, 0.5)
+    heavy = outcome({"fcfs": [10.0], "topas": [7.0]}, 1.0)
     target = Target(workload="chain-3", prefix_tokens=12000, output_sigma=0.0, mean=-34.0, p99=-40.0)
     other = target.model_copy(update={"output_sigma": 0.5})
-    found = statistics.averages(statistics.changes(light | heavy, ["fcfs"]))
-    mean, p99, *missing = statistics.against_targets(found, [target, other], [0.5, 1.0], "topas")
-    assert (mean.met, p99.met) == (True, False)
-    assert (mean.missed_by, p99.missed_by) == pytest.approx((-1.0, 5.0))
-    assert [(one.found, one.met) for one in missing] == [(None, False)] * 2
-    half = statistics.averages(statistics.changes(light, ["fcfs"]))
-    assert {one.found for one in statistics.against_targets(half, [target], [0.5, 1.0], "topas")} == {None}
+    means = tables.over_loads(found_in(light, heavy))
+    mean, p99, *missing = tables.against_targets(means, [target, other], [0.5, 1.0], "topas").to_dict(
+        "records"
+    )
+    assert (mean["met"], p99["met"]) == (True, False)
+    assert (mean["missed_by"], p99["missed_by"]) == pytest.approx((-1.0, 5.0))
+    assert [(math.isnan(one["found"]), one["met"]) for one in missing] == [(True, False)] * 2
+    half = tables.over_loads(found_in(light))
+    assert tables.against_targets(half, [target], [0.5, 1.0], "topas")["found"].isna().all()
 
 
 def test_the_guard_names_what_exceeds_it_the_worst_first_and_whether_that_is_chance() -> None:
     guard = Guard(mean=1.0, p99=3.0)
-    kept = outcome({"fcfs": [100.0, 100.0], "topas": [100.8, 101.1]}, setting(0.25))
-    surely = outcome({"fcfs": [100.0, 102.0], "topas": [102.0, 104.0]}, setting(0.5))
-    chance = outcome({"fcfs": [100.0, 100.0], "topas": [90.0, 120.0]}, setting(1.0))
-    found = statistics.changes(kept | surely | chance, ["fcfs"])
-    broken = statistics.breaches(found, guard, "topas")
-    assert [(one.setting.load, one.metric) for one in broken] == [
+    kept = outcome({"fcfs": [100.0, 100.0], "topas": [100.8, 101.1]}, 0.25)
+    surely = outcome({"fcfs": [100.0, 102.0], "topas": [102.0, 104.0]}, 0.5)
+    chance = outcome({"fcfs": [100.0, 100.0], "topas": [90.0, 120.0]}, 1.0)
+    cells = tables.by_cell(found_in(kept, surely, chance))
+    broken = tables.breaches(cells, guard, "topas")
+    assert list(zip(broken["load"], broken["metric"], strict=True)) == [
         (1.0, "mean_jct_s"),
         (1.0, "p99_jct_s"),
         (0.5, "mean_jct_s"),
     ]
-    assert [statistics.excludes_zero(one.paired) for one in broken] == [False, False, True]
-    assert statistics.breaches(found, guard, "topas-paper") == ()
-    assert statistics.excludes_zero(NO_CHANGE) is None
+    assert list(broken["interval_excludes_zero"]) == [False, False, True]
+    assert tables.breaches(cells, guard, "topas-paper").empty
+    alone = tables.by_cell(found_in(outcome({"fcfs": [100.0], "topas": [120.0]})))
+    assert tables.breaches(alone, guard, "topas")["interval_excludes_zero"].isna().all()
 
 
 # --- transforms -------------------------------------------------------------------------------------------
@@ -388,34 +398,33 @@ def test_a_view_stands_between_event_and_joint_policy_and_leaves_queue_policies_
 def test_every_case_is_playable_at_its_load_and_the_same_each_time(name: str) -> None:
     case = cases.CASES[name]
     for workload in case.workloads or ("chain-3", "metagpt-tl"):
-        draw = Draw(Setting(workload, 12000, 0.5, 0.5, name), 101, 6, STUDY)
-        trace, engine = draw.played()
+        options = WorkloadOptions(prefix_tokens=12000, output_sigma=0.5)
+        source, engine = Source(workload, 6, 101, options=options, case=name).at_load(0.5, STUDY)
+        trace, again = source.trace(), source.trace()
         assert len(trace.tasks) == 6
         assert [task.arrival_s for task in trace.tasks] == sorted(task.arrival_s for task in trace.tasks)
-        again, _ = draw.played()
         assert [(t.id, t.arrival_s, t.rounds) for t in again.tasks] == [
             (t.id, t.arrival_s, t.rounds) for t in trace.tasks
         ]
-        run = Run(draw, "lpm", "lpm")
-        assert run.answer()["mean_jct_s"] > 0
+        assert Run(source, "lpm", engine).answer().metrics.mean_jct_s > 0
         assert engine.host_cache == (name != "no-host-tier")
         assert (engine.kv_budget_tokens < STUDY.kv_budget_tokens) == (name == "tiny-memory")
 
 
 def test_the_case_in_which_nothing_is_changed_is_the_generated_trace_at_that_load() -> None:
-    draw = Draw(Setting("dag-4", 12000, 0.5, 0.5), 101, 6, STUDY)
     options = WorkloadOptions(prefix_tokens=12000, output_sigma=0.5)
+    source, _ = Source("dag-4", 6, 101, options=options).at_load(0.5, STUDY)
     unit = generate("dag-4", rate_per_s=1.0, tasks=6, seed=101, options=options)
     rate = 0.5 * one_prefix_rate_per_s(unit, STUDY)
     expected = generate("dag-4", rate_per_s=rate, tasks=6, seed=101, options=options)
-    found = draw.played()[0].tasks
+    found = source.trace().tasks
     assert [(t.arrival_s, t.rounds) for t in found] == [(t.arrival_s, t.rounds) for t in expected.tasks]
 
 
 def test_tiny_memory_holds_one_prefix_and_two_requests_but_not_three() -> None:
-    draw = Draw(Setting("chain-3", 12000, 0.0, 1.0, "tiny-memory"), 101, 6, STUDY)
-    assert draw.played()[1].kv_budget_tokens == 12000 + 2 * (400 + 500)
-    assert Run(draw, "fcfs", "fcfs").answer()["peak_batch"] == 2
+    source, engine = replace(draw(), tasks=6, case="tiny-memory").at_load(1.0, STUDY)
+    assert engine.kv_budget_tokens == 12000 + 2 * (400 + 500)
+    assert Run(source, "fcfs", engine).answer().metrics.peak_batch == 2
 
 
 def test_most_stages_of_one_agent_are_its_own() -> None:
@@ -424,15 +433,15 @@ def test_most_stages_of_one_agent_are_its_own() -> None:
 
 
 def test_the_crowd_is_all_there_at_once_and_a_thousand() -> None:
-    runs = [run for run in parts.robustness_runs(load_plan()) if run.draw.setting.case == "crowd"]
-    trace = replace(runs[0].draw, tasks=20).played()[0]
-    assert {run.draw.tasks for run in runs} == {1000}
+    runs = [run for run in parts.robustness_runs(load_plan()) if run.source.case == "crowd"]
+    trace = replace(runs[0].source, tasks=20).trace()
+    assert {run.source.tasks for run in runs} == {1000}
     assert {task.arrival_s for task in trace.tasks} == {0.0}
 
 
 def test_baselines_that_order_by_the_dag_are_left_out_where_it_is_unknown() -> None:
     runs = parts.robustness_runs(load_plan())
-    blind = {run.policy for run in runs if run.draw.setting.case == "unknown-dag"}
+    blind = {run.policy for run in runs if run.source.case == "unknown-dag"}
     assert blind == {*BASELINES, "topas", "topas-paper"} - {"spf", "kvflow"}
 
 
@@ -480,7 +489,7 @@ def test_the_parts_run_are_kept_and_leave_their_pages(
     assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((out / "results.json").read_text())
     assert len(document["targets"]) == 16
-    assert len(document["cells"]) == 8 * 2 * 2 * 2  # workloads and sigmas, loads, policies, metrics
+    assert len(document["cells"]) == 8 * 2 * 2 * 3  # workloads and sigmas, loads, policies, metrics
     for cell in document["cells"]:
         assert cell["change"] == pytest.approx(cell["value_s"] / cell["best_baseline_s"] - 1)
     rows = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
@@ -490,9 +499,9 @@ def test_the_parts_run_are_kept_and_leave_their_pages(
     assert "no preemption" in (out / "ablation" / "report.md").read_text()
     worst = (out / "robustness" / "report.md").read_text()
     assert all(case.about in worst for name, case in cases.CASES.items() if name != "crowd")
-    before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
     assert main(given) == 0
-    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
     assert (out / "report.md").read_text() == page
 
 
@@ -515,11 +524,11 @@ def test_sessions_keep_their_tasks_and_each_seed_draws_other_arrivals(tmp_path: 
     path = tmp_path / "s.jsonl"
     trace = trace_of("metagpt-tl", 4)
     write_trace(trace, path)
-    draws = [run.draw for run in parts.session_runs(load_plan(), [str(path)]) if run.policy == "fcfs"]
-    assert {(draw.setting.load, draw.seed) for draw in draws} == {
+    draws = [run.source for run in parts.session_runs(load_plan(), [str(path)]) if run.policy == "fcfs"]
+    assert {(draw.load, draw.seed) for draw in draws} == {
         (load, seed) for load in (0.25, 0.5, 0.75, 1.0) for seed in load_plan().seeds.held_out
     }
-    played = [draw.played()[0] for draw in draws]
+    played = [draw.trace() for draw in draws]
     assert all([t.rounds for t in one.tasks] == [t.rounds for t in trace.tasks] for one in played)
     assert len({one.tasks[0].arrival_s for one in played}) == len(draws)
     same_seed = [one for one, draw in zip(played, draws, strict=True) if draw.seed == draws[0].seed]
@@ -527,7 +536,7 @@ def test_sessions_keep_their_tasks_and_each_seed_draws_other_arrivals(tmp_path: 
     assert light.tasks[-1].arrival_s == pytest.approx(4 * heavy.tasks[-1].arrival_s)
     path.write_text(path.read_text() + "\n")
     with pytest.raises(InputError, match="changed"):
-        draws[0].played()
+        draws[0].trace()
 
 
 def test_bounds_stand_below_what_was_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -551,21 +560,33 @@ def test_bounds_stand_below_what_was_played(tmp_path: Path, capsys: pytest.Captu
 
 def test_bounds_are_of_the_very_traces_of_the_grid() -> None:
     traces = parts.bounded_traces(load_plan(), 1.0, 1.0)
-    grid = {run.draw for run in parts.main_runs(load_plan())}
+    grid = {(run.source, run.profile) for run in parts.main_runs(load_plan())}
     for one in traces:
-        (draw,) = {run.draw for run in one.runs}
-        assert draw in grid
-        trace, profile = draw.played()
+        ((source, profile),) = {(run.source, run.profile) for run in one.runs}
+        assert (source, profile) in grid
         assert profile == one.bound.profile == one.improve.profile
-        assert one.bound.source == one.improve.source
-        assert repr(trace) == repr(trace_of_source(one.bound.source))
+        assert source == one.bound.source == one.improve.source
+        trace = generate(
+            source.workload,
+            rate_per_s=source.rate_per_s,
+            tasks=source.tasks,
+            seed=source.seed,
+            options=replace(source.options, output_sigma=source.options.output_sigma or None),
+        )
+        assert repr(trace) == repr(trace_of_source(source))
 
 
 def test_an_average_says_nothing_of_an_item_that_failed() -> None:
-    rows = [
-        BoundRow(Setting("chain-3", 12000, 0.0, load), "", bound_s, "", 80.0, "spf", 100.0, {"topas": 90.0})
-        for load, bound_s in ((0.5, 60.0), (1.0, None))
-    ]
-    (found,) = reaches(rows, [])
-    assert found.target is None
-    assert found.changes == pytest.approx({"best known": -0.2, "topas": -0.1})
+    traces, answers = [], {}
+    for load, bound_s in ((0.5, 60.0), (1.0, None)):
+        source = draw(load=load)
+        runs = [Run(source, policy, STUDY) for policy in ("spf", "topas")]
+        trace = Bounded(tuple(runs), BoundCase(source, STUDY, 1.0), None)
+        traces.append(trace)
+        answers |= {run: Played(metrics(s), ()) for run, s in zip(runs, (100.0, 90.0), strict=True)}
+        if bound_s:
+            answers[trace.bound] = Bounds((), BoundValue("", bound_s, "", 0.0), ())
+    (found,) = tables.reaches(tables.bound_rows(traces, answers, ["spf"]), []).to_dict("records")
+    assert found["target"] is None
+    assert (found["best known"], found["topas"]) == pytest.approx((-0.1, -0.1))
+    assert math.isnan(found["bound"])

@@ -12,21 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from joblib import cpu_count
 
-from compare.evaluation.bound_page import bound_rows, bound_table, reach_table, reaches
-from compare.evaluation.changes import Change, against_targets, averages, breaches, changes
+from compare.comparison import SHOWN_TAILS, tail_table
+from compare.evaluation import tables
 from compare.evaluation.figure import figure_bytes
-from compare.evaluation.page import (
-    BELOW,
-    averages_table,
-    cells_table,
-    guard_section,
-    targets_table,
-    timings_table,
-    variants_table,
-    worst_table,
-)
 from compare.evaluation.parts import (
     ablation_runs,
     bounded_traces,
@@ -35,20 +26,10 @@ from compare.evaluation.parts import (
     session_runs,
 )
 from compare.evaluation.plan import PLAN, Plan, load_plan
-from compare.evaluation.run import Run, run_questions
-from compare.evaluation.tables import (
-    averages_json,
-    bound_json,
-    breaches_json,
-    change_rows,
-    csv_text,
-    reach_json,
-    run_rows,
-    targets_json,
-    timing_rows,
-)
-from compare.kept import Question
+from compare.page import csv, records, render
 from compare.pool import Interrupted, folder_for
+from compare.store import find_out
+from compare.study import REPRODUCIBLE, TIMINGS, Run, run_study
 from topas.errors import InputError
 from topas.files import write_all
 
@@ -66,10 +47,6 @@ class Asked:
     bound_s: float
     improve_s: float
     command: str
-
-
-Answers = Mapping[Any, Any]
-Contents = dict[str, bytes]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,45 +119,77 @@ def run_part(part: str, asked: Asked) -> int:
         on Ctrl-C; finished runs stay.
     """
     print(f"part {part}", file=sys.stderr)
-    if part == "bound":
-        return _bound(asked)
+    return _bound(asked) if part == "bound" else _compared(part, asked)
+
+
+def _compared(part: str, asked: Asked) -> int:
     plan = asked.plan
-    planned: Mapping[str, Callable[[], tuple[Run, ...]]] = {
+    planned: Mapping[str, Callable[[], Sequence[Run]]] = {
         "main": lambda: main_runs(plan),
         "sessions": lambda: session_runs(plan, asked.sessions),
         "ablation": lambda: ablation_runs(plan),
         "robustness": lambda: robustness_runs(plan),
     }
-    results, failures = _answers(planned[part](), asked)
-    found = changes(results, plan.baselines)
-    written: Mapping[str, Callable[[], tuple[str, dict[str, object]]]] = {
-        "main": lambda: grid_page(found, plan, targets=True),
-        "sessions": lambda: grid_page(found, plan, targets=False),
-        "ablation": lambda: ablation_page(found),
-        "robustness": lambda: robustness_page(found),
+    outcome = run_study(planned[part](), asked.folder, jobs=asked.jobs, progress=True)
+    _tell(outcome.failures)
+    runs, tails = tables.named(outcome.runs), tables.named(outcome.tails)
+    found = tables.found_in(runs, plan.baselines)
+    cells, means = tables.by_cell(found), tables.over_loads(found)
+    policy, policies = plan.policies[0], list(dict.fromkeys(cells["policy"]))
+    broken = tables.breaches(cells, plan.guard, policy)
+    reached = tables.against_targets(means, plan.targets, plan.loads, policy)
+    document: dict[str, Any] = {
+        "version": version("topas"),
+        "command": asked.command,
+        "cells": records(cells),
     }
-    body, values = written[part]()
-    text = _headed(part, asked, failures) + body + "\n"
-    compared = list(dict.fromkeys(one.policy for one in found))
-    document = {"version": version("topas"), "command": asked.command, "cells": change_rows(found), **values}
-    times = (
-        "# Decision times\n\nThey depend on the machine and on what else it does.\n\n"
-        + timings_table(results, compared)
-        + "\n"
+    if part in {"main", "sessions"}:
+        document |= {"guard": records(broken)}
+    if part == "main":
+        document |= {"targets": records(reached)}
+    if part != "robustness":
+        document |= {"averages": records(means)}
+    page = render(
+        "evaluation",
+        part=part,
+        command=asked.command,
+        failures=outcome.failures,
+        policy=policy,
+        guard=plan.guard,
+        settings=len(cells[cells["policy"] == policy].drop_duplicates(list(tables.CELL))),
+        broken=len(broken.drop_duplicates(list(tables.CELL))),
+        met=int(reached["met"].sum()),
+        targets=len(reached),
+        targets_table=tables.targets_table(reached) if part == "main" else "",
+        guard_table=tables.guard_table(broken),
+        averages_table=tables.change_table(means, tables.PLACE, tables.SETTING),
+        variants_table=tables.variants_table(found) if part == "ablation" else "",
+        worst_table=tables.worst_table(cells) if part == "robustness" else "",
+        cells_table=_cells_table(cells, part),
+        tail_table=tail_table(tails, [*plan.baselines, *policies], ("case", "workload")),
+        most=SHOWN_TAILS,
     )
+    times = render("evaluation_times", table=tables.timings_table(runs, policies))
+    place = [*tables.CELL, "outputs", "seed", "tasks", "policy"]
     contents = {
-        "report.md": text.encode(),
-        "results.csv": csv_text(change_rows(found)).encode(),
+        "report.md": page.encode(),
+        "results.csv": csv(cells),
         "results.json": (json.dumps(document, indent=1) + "\n").encode(),
-        "runs.csv": csv_text(run_rows(results)).encode(),
-        "timings.csv": csv_text(timing_rows(results)).encode(),
+        "runs.csv": csv(runs[[*place, *REPRODUCIBLE]]),
+        "tails.csv": csv(tails[[*place, "by", "name", "mean_jct_s", "p99_jct_s", "max_jct_s"]]),
+        "timings.csv": csv(runs[[*place, "decisions", *TIMINGS]]),
         "timings.md": times.encode(),
     }
-    if part == "main" and found:
-        contents["evaluation.png"] = figure_bytes(found, plan.policies[0])
+    if part == "main" and len(cells):
+        contents["evaluation.png"] = figure_bytes(cells, policy)
     write_all(folder_of(part, asked), contents)
-    print(f"{text}\n{times}")
-    return len(failures)
+    print(f"{page}\n{times}")
+    return len(outcome.failures)
+
+
+def _cells_table(cells: pd.DataFrame, part: str) -> str:
+    case = ("case",) if part == "robustness" else ()
+    return tables.change_table(cells, (*case, *tables.PLACE, "load"), tables.CELL)
 
 
 def folder_of(part: str, asked: Asked) -> Path:
@@ -188,83 +197,33 @@ def folder_of(part: str, asked: Asked) -> Path:
     return folder_for(asked.folder if part == "main" else asked.folder / part)
 
 
-def _answers(questions: Sequence[Question], asked: Asked) -> tuple[Answers, Mapping[Any, str]]:
-    done = run_questions(questions, asked.folder, jobs=asked.jobs, progress=True)
-    for question, reason in done.failures.items():
-        print(f"failed: {question}: {reason}", file=sys.stderr)
-    return done.results, done.failures
-
-
-def _headed(part: str, asked: Asked, failures: Mapping[Any, str]) -> str:
-    text = f"# Evaluation, part {part}\n\ntopas {version('topas')}, simulated. Made by\n\n"
-    text += f"```sh\n{asked.command}\n```\n\n"
-    if failures:
-        lines = "\n".join(f"- {question}: {reason}" for question, reason in failures.items())
-        text += f"## Failed\n\nA policy counts nowhere that a failed run of it belongs to.\n\n{lines}\n\n"
-    return text
-
-
-def grid_page(found: tuple[Change, ...], plan: Plan, *, targets: bool) -> tuple[str, dict[str, object]]:
-    """Return the page of a grid, and what it adds to the JSON."""
-    policy = plan.policies[0]
-    mean_changes = averages(found)
-    broken = breaches(found, plan.guard, policy)
-    cells = len({one.setting for one in found if one.policy == policy})
-    parts, values = [BELOW], dict[str, object]()
-    if targets:
-        reached = against_targets(mean_changes, plan.targets, plan.loads, policy)
-        met = sum(one.met for one in reached)
-        parts += [f"## Targets of `{policy}`", f"{met} of {len(reached)} are met.", targets_table(reached)]
-        values["targets"] = targets_json(reached)
-    parts += [f"## Guard of `{policy}`", guard_section(broken, plan.guard, cells)]
-    parts += ["## Averages over the loads", averages_table(mean_changes)]
-    parts += ["## Every setting", cells_table(found)]
-    values |= {"guard": breaches_json(broken), "averages": averages_json(mean_changes)}
-    return "\n\n".join(parts), values
-
-
-def ablation_page(found: tuple[Change, ...]) -> tuple[str, dict[str, object]]:
-    """Return the page of the ablation, and what it adds to the JSON."""
-    text = (
-        f"{BELOW}\n\n## Variants\n\nMean / p99 JCT, averaged over the loads.\n\n{variants_table(found)}\n\n"
-        f"## Every setting\n\n{cells_table(found)}"
-    )
-    return text, {"averages": averages_json(averages(found))}
-
-
-def robustness_page(found: tuple[Change, ...]) -> tuple[str, dict[str, object]]:
-    """Return the page of the cases, and what it adds to the JSON."""
-    text = (
-        f"{BELOW}\n\n## The worst setting of each case\n\n{worst_table(found)}\n\n"
-        f"## Every setting\n\n{cells_table(found, by_case=True)}"
-    )
-    return text, {}
+def _tell(failures: Mapping[Any, str]) -> None:
+    for item, reason in failures.items():
+        print(f"failed: {item}: {reason}", file=sys.stderr)
 
 
 def _bound(asked: Asked) -> int:
     traces = bounded_traces(asked.plan, asked.bound_s, asked.improve_s)
-    questions: list[Question] = [trace.bound for trace in traces]
-    questions += [trace.improve for trace in traces]
-    questions += [run for trace in traces for run in trace.runs]
-    answers, failures = _answers(questions, asked)
-    rows = bound_rows(traces, answers, asked.plan.baselines)
-    found = reaches(rows, asked.plan.targets)
-    text = _headed("bound", asked, failures) + (
-        f"Bounds and best known schedules were looked for over {asked.bound_s:g} s and {asked.improve_s:g} s "
-        "a trace; another machine finds others. They know all arrivals and lengths beforehand.\n\n"
-        "## How far it could go\n\n"
-        "Change of mean JCT against the best baseline of each trace, averaged over the loads. No schedule "
-        f"goes beyond the bound.\n\n{reach_table(found)}\n\n"
-        "## Every trace\n\n"
-        f"Mean JCT in seconds; in brackets how far above the bound.\n\n{bound_table(rows)}\n"
+    items = [item for trace in traces for item in trace.items]
+    done = find_out(items, asked.folder, jobs=asked.jobs, progress=True)
+    _tell(done.failures)
+    rows = tables.bound_rows(traces, done.results, asked.plan.baselines)
+    found = tables.reaches(rows, asked.plan.targets)
+    page = render(
+        "evaluation_bound",
+        part="bound",
+        command=asked.command,
+        failures=done.failures,
+        asked=asked,
+        reach_table=tables.reach_table(found),
+        bound_table=tables.bound_table(rows),
     )
-    values = bound_json(rows)
-    document = {"version": version("topas"), "averages": reach_json(found), "traces": values}
+    document = {"version": version("topas"), "averages": records(found), "traces": records(rows)}
     contents = {
-        "report.md": text,
-        "results.csv": csv_text(values),
-        "results.json": json.dumps(document, indent=1) + "\n",
+        "report.md": page.encode(),
+        "results.csv": csv(rows),
+        "results.json": (json.dumps(document, indent=1) + "\n").encode(),
     }
-    write_all(folder_of("bound", asked), {name: part.encode() for name, part in contents.items()})
-    print(text)
-    return len(failures)
+    write_all(folder_of("bound", asked), contents)
+    print(page)
+    return len(done.failures)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-
-from compare.evaluation.changes import Change
 
 LEAST_SPAN = 0.05
 """The scale reaches at least so far to either side of no change."""
@@ -19,23 +17,21 @@ DARK_FROM = 0.6
 """A cell beyond this share of the scale has a white number."""
 
 
-def figure_bytes(found: Sequence[Change], policy: str) -> bytes:
+def figure_bytes(cells: pd.DataFrame, policy: str) -> bytes:
     """Return the figure as PNG; its bytes depend on the changes and the version of matplotlib alone."""
     stream = BytesIO()
-    draw(found, policy).savefig(stream, format="png", dpi=150, metadata={"Software": None})
+    draw(cells, policy).savefig(stream, format="png", dpi=150, metadata={"Software": None})
     return stream.getvalue()
 
 
-def draw(found: Sequence[Change], policy: str) -> Figure:
+def draw(cells: pd.DataFrame, policy: str) -> Figure:
     """Return the figure of one policy: a row a workload and prefix, a column a load, two panels."""
-    own = [one for one in found if one.policy == policy and one.metric == "mean_jct_s"]
-    panels = {
-        "fixed outputs": [one for one in own if one.setting.output_sigma == 0],
-        "variable outputs": [one for one in own if one.setting.output_sigma != 0],
-    }
-    panels = {title: members for title, members in panels.items() if members}
-    span = max([LEAST_SPAN, *(abs(one.ratio) for one in own)])
-    rows = [len({(one.setting.workload, one.setting.prefix_tokens) for one in m}) for m in panels.values()]
+    own = cells[(cells["policy"] == policy) & (cells["metric"] == "mean_jct_s")]
+    fixed = own["output_sigma"] == 0
+    panels = {"fixed outputs": own[fixed], "variable outputs": own[~fixed]}
+    panels = {title: members for title, members in panels.items() if len(members)}
+    span = max([LEAST_SPAN, *own["change"].abs()])
+    rows = [len(members.drop_duplicates(["workload", "prefix_tokens"])) for members in panels.values()]
     figure = Figure(
         figsize=(2.2 + 4.2 * len(panels), 1.8 + 0.36 * max(rows, default=1)), layout="constrained"
     )
@@ -57,19 +53,18 @@ def whole_percent(fraction: float) -> str:
     return f"{rounded:+d}" if rounded else "0"
 
 
-def _panel(axes: Axes, members: Sequence[Change], span: float) -> AxesImage:
-    places = list(dict.fromkeys((one.setting.workload, one.setting.prefix_tokens) for one in members))
-    loads = sorted({one.setting.load for one in members})
-    values = np.full((len(places), len(loads)), np.nan)
-    for one in members:
-        row = places.index((one.setting.workload, one.setting.prefix_tokens))
-        values[row, loads.index(one.setting.load)] = one.ratio
+def _panel(axes: Axes, members: pd.DataFrame, span: float) -> AxesImage:
+    wide = members.pivot_table(
+        "change", ["workload", "prefix_tokens"], "load", sort=False, dropna=False, observed=True
+    ).dropna(how="all")
+    wide = wide[sorted(wide.columns)]
+    values, loads = wide.to_numpy(), list(wide.columns)
     norm = TwoSlopeNorm(0.0, -span, span)
     image = axes.imshow(values, cmap="RdBu_r", norm=norm, aspect="auto")
     axes.set_xticks(range(len(loads)), [f"{load:g}" for load in loads])
     axes.set_yticks(
-        range(len(places)),
-        [name if prefix is None else f"{name}, {prefix // 1000}k" for name, prefix in places],
+        range(len(wide)),
+        [name if pd.isna(prefix) else f"{name}, {prefix // 1000:g}k" for name, prefix in wide.index],
     )
     axes.set_xlabel("load")
     for (row, column), value in np.ndenumerate(values):
