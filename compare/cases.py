@@ -26,7 +26,7 @@ from traces.transforms import (
     without_profiles,
 )
 from traces.workloads import WorkloadOptions, generate
-from traces.workloads.plan import Plan, StagePlan, realize
+from traces.workloads.plan import StagePlan, WorkloadPlan, realize
 
 ORDER_BY_DAG = ("spf", "kvflow")
 """Baselines that need the DAG of a task."""
@@ -157,7 +157,7 @@ def one_agent(tasks: int, rate_per_s: float, seed: int, prefix_tokens: int, sigm
     agents = {"A": "first", **dict.fromkeys(branches, "busy"), "J": "last"}
     most = 1000 if sigma else 500
     stages = {stage: StagePlan(agents[stage], before, 400, 500, most) for stage, before in after.items()}
-    plan = Plan(
+    plan = WorkloadPlan(
         "one-agent",
         dict.fromkeys(("first", "busy", "last"), prefix_tokens),
         {"one-agent": stages},

@@ -17,7 +17,7 @@ from oracle.bounds.batches import batch_bound_s
 from oracle.bounds.critical_path import critical_path_s
 from oracle.bounds.single_machine import gpu_time_s, kv_time_s
 from oracle.bounds.windows import window_bound_s
-from oracle.bounds.work import Work, longest_step_s, most_running, work_of
+from oracle.bounds.work import TraceWork, longest_step_s, most_running, work_of
 from oracle.improve import improve
 from oracle.models.trace_lp import TraceProgram, groups_of
 from oracle.trace_optimum import TraceOptimum, solve_trace
@@ -143,7 +143,9 @@ def most_rows(time_limit_s: float) -> float:
     return float(1000.0 * (25.0 * time_limit_s) ** (1 / 1.7))
 
 
-def _programs(work: Work, window_s: float, rows: float) -> Iterator[tuple[str, TraceProgram | None, float]]:
+def _programs(
+    work: TraceWork, window_s: float, rows: float
+) -> Iterator[tuple[str, TraceProgram | None, float]]:
     """Yield name, program and share of the time limit of each program that is small enough."""
     usual_s = median(unit.least_s for unit in work.units if unit.steps)
     span_s = work.jobs[-1].arrival_s - work.jobs[0].arrival_s + window_s
@@ -175,7 +177,7 @@ def _programs(work: Work, window_s: float, rows: float) -> Iterator[tuple[str, T
     yield "slot-mip", None, 0.0
 
 
-def _uncovered(work: Work) -> str | None:
+def _uncovered(work: TraceWork) -> str | None:
     """Return why the programs do not cover the profile, or None."""
     profile = work.profile
     if profile.decode_base_s <= 0:

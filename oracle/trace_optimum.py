@@ -11,7 +11,15 @@ import numpy as np
 
 from oracle.evaluate import BLOCK, STRICT, play
 from oracle.instance import flatten, request_names
-from oracle.models.trace_cpsat import Answer, Problem, exact, parallel_model, problem_of, serial_model, solve
+from oracle.models.trace_cpsat import (
+    TraceAnswer,
+    TraceProblem,
+    exact,
+    parallel_model,
+    problem_of,
+    serial_model,
+    solve,
+)
 from oracle.result import Status
 from oracle.schedule import Schedule
 from topas.errors import InputError, SimulationError
@@ -117,14 +125,14 @@ def solve_trace(  # noqa: PLR0913  the solver's independent inputs
     return TraceOptimum(status, mean_jct_s, bound_s, schedule, clock() - begin_s)
 
 
-def _bound_s(trace: Trace, problem: Problem, answer: Answer) -> float:
+def _bound_s(trace: Trace, problem: TraceProblem, answer: TraceAnswer) -> float:
     """Return the bound on the mean JCT from that on the sum of completion times."""
     arrivals = sum(exact(task.arrival_s) for task in trace.tasks)
     total = exact(answer.bound * problem.unit_ns) / NS_PER_S - arrivals
     return float(total / len(trace.tasks))
 
 
-def _schedule(trace: Trace, problem: Problem, answer: Answer, *, serial: bool) -> Schedule | None:
+def _schedule(trace: Trace, problem: TraceProblem, answer: TraceAnswer, *, serial: bool) -> Schedule | None:
     """Return the order of the solution's starts, nobody to be overtaken; if serial, one by one.
 
     Carried out, each request is admitted no later than in a solution of the model, as long as the rules
@@ -139,7 +147,7 @@ def _schedule(trace: Trace, problem: Problem, answer: Answer, *, serial: bool) -
     return Schedule(ordered, dict.fromkeys(names, STRICT), gate)
 
 
-def _by_start(starts: tuple[int, ...], problem: Problem) -> list[int]:
+def _by_start(starts: tuple[int, ...], problem: TraceProblem) -> list[int]:
     """Return the requests by start; requests of no length may start with their predecessors."""
     level: list[int] = []
     for item in problem.items:
@@ -154,7 +162,7 @@ def _mean_jct_s(trace: Trace, profile: Profile, schedule: Schedule) -> float | N
         return None
 
 
-def _start_times(trace: Trace, profile: Profile, hint: Schedule, problem: Problem) -> tuple[int, ...]:
+def _start_times(trace: Trace, profile: Profile, hint: Schedule, problem: TraceProblem) -> tuple[int, ...]:
     """Return when a schedule starts each request."""
     instance, names = flatten(trace, profile), request_names(trace)
     index = {name: k for k, name in enumerate(names)}

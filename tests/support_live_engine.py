@@ -1,8 +1,8 @@
 """A serving engine small enough to be checked at every step, with the interface that TOPAS needs of SGLang.
 
-:class:`FakeEngine` offers what :class:`topas.online.sglang.engine.Engine` does, over a prefix store that is
-one dictionary, and is the scheduler behind it too: :meth:`FakeEngine.step` asks for a prefill batch, else
-decodes, and with ``overlap`` learns a step's results only after the next step has begun. It asserts what
+:class:`FakeEngine` offers what :class:`topas.online.sglang.engine.SGLangEngine` does, over a prefix store
+that is one dictionary, and is the scheduler behind it too: :meth:`FakeEngine.step` asks for a prefill batch,
+else decodes, and with ``overlap`` learns a step's results only after the next step has begun. It asserts what
 SGLang relies on: KV accounting, balanced locks, each request in one place, and no second run in the step of a
 preemption.
 """

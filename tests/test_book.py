@@ -26,7 +26,7 @@ from topas.online import tracker as tracker_module
 from topas.online.search import select
 from topas.online.sglang.book import Book, Entry, Phase
 from topas.online.sglang.config import ServingConfig
-from topas.online.sglang.facts import Facts
+from topas.online.sglang.facts import RequestFacts
 from topas.online.tracker import Tracker
 from topas.profile import load_profile
 from topas.units import to_ns
@@ -81,7 +81,7 @@ class Talk:
         """Enter a request."""
         self.own += 1
         prompt = [*range(prefix), *(10_000 + 100 * self.own + k for k in range(length - prefix))]
-        facts = Facts(
+        facts = RequestFacts(
             task=task,
             stage=stage,
             final=final,
@@ -570,7 +570,7 @@ def test_a_prompt_that_parts_from_its_agents_prefix_counts_the_rest_as_its_own(t
     assert short.shared_tokens() == 20
     longer = [*range(20), *range(500, 540)]
     for k in range(9):
-        facts = Facts(task=f"u{k}", agent="x", prefix_tokens=20)
+        facts = RequestFacts(task=f"u{k}", agent="x", prefix_tokens=20)
         talk.book.arrived(object(), facts, longer, None, 10, 0.0)  # type: ignore[arg-type]
     short.agent.prefix = longer_prefix = short.agent.prefix[:12]
     assert short.shared_tokens() == 12
@@ -623,7 +623,7 @@ def test_names_as_long_as_clients_may_choose_give_an_event_that_can_be_read(talk
     for prefix in (40, 60):
         talk.own += 100
         prompt = [*range(prefix * 1000, prefix * 1000 + prefix), *range(5)]
-        facts = Facts(workflow=long, task=long, stage=long, agent=long, prefix_tokens=prefix)
+        facts = RequestFacts(workflow=long, task=long, stage=long, agent=long, prefix_tokens=prefix)
         talk.book.arrived(object(), facts, prompt, None, 10, 0.0)  # type: ignore[arg-type]
     event = talk.event()
     assert len({r.agent for r in event.waiting}) == 2

@@ -1,4 +1,4 @@
-"""Facts as they arrive: never an error, all or nothing, and what other systems call them."""
+"""RequestFacts as they arrive: never an error, all or nothing, and what other systems call them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topas.online.sglang.facts import (
     MAX_PACKED,
     NO_FACTS,
     PACKED,
-    Facts,
+    RequestFacts,
     flat_params,
     pack_headers,
     read_facts,
@@ -56,7 +56,7 @@ def nested(levels: int) -> Any:  # noqa: ANN401  a JSON value
     return value
 
 
-def check_answer(facts: Facts, problem: str | None) -> None:
+def check_answer(facts: RequestFacts, problem: str | None) -> None:
     """Check what holds of every answer."""
     if problem is not None:
         assert facts == NO_FACTS
@@ -154,7 +154,7 @@ def test_no_facts_are_no_problem() -> None:
 
 
 def test_null_says_nothing() -> None:
-    assert read_facts({"topas": {"task": "t", "stage": None, "dag": None}}) == (Facts(task="t"), None)
+    assert read_facts({"topas": {"task": "t", "stage": None, "dag": None}}) == (RequestFacts(task="t"), None)
 
 
 def test_the_agent_is_the_stages_one_if_only_the_stage_is_said() -> None:
@@ -176,7 +176,7 @@ def test_equal_dags_are_built_once() -> None:
 
 def test_our_own_facts_hide_those_of_others() -> None:
     params = {"topas": {"agent": "A"}, "gen_ai.conversation.id": "c", "x-session-id": "s"}
-    assert read_facts(params, "key") == (Facts(agent="A"), None)
+    assert read_facts(params, "key") == (RequestFacts(agent="A"), None)
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_our_own_facts_hide_those_of_others() -> None:
     [
         (
             {"gen_ai.conversation.id": "c", "gen_ai.agent.name": "A", "gen_ai.operation.name": "review"},
-            Facts(task="c", agent="A", stage="review"),
+            RequestFacts(task="c", agent="A", stage="review"),
         ),
-        ({"gen_ai.workflow.name": "w", "GEN_AI.Conversation.Id": "c"}, Facts(workflow="w", task="c")),
-        ({"gen_ai.conversation.id": "c", "gen_ai.operation.name": "chat"}, Facts(task="c")),
+        ({"gen_ai.workflow.name": "w", "GEN_AI.Conversation.Id": "c"}, RequestFacts(workflow="w", task="c")),
+        ({"gen_ai.conversation.id": "c", "gen_ai.operation.name": "chat"}, RequestFacts(task="c")),
         (
             {"nvext": {"agent_context": {"session_type_id": "w", "session_id": "s", "trajectory_id": "s:1"}}},
-            Facts(workflow="w", task="s:1"),
+            RequestFacts(workflow="w", task="s:1"),
         ),
         (
             {
@@ -198,26 +198,29 @@ def test_our_own_facts_hide_those_of_others() -> None:
                     "agent_context": {"session_id": "s", "parent_session_id": "p", "session_final": True}
                 }
             },
-            Facts(task="s", final=True),
+            RequestFacts(task="s", final=True),
         ),
         ({"nvext": {"agent_hints": {"osl": 1024, "priority": 5}}}, NO_FACTS),
-        ({"X-Dynamo-Session-ID": "s", "X-Dynamo-Session-Final": "TRUE"}, Facts(task="s", final=True)),
-        ({"x-dynamo-session-id": "s", "x-dynamo-session-final": False}, Facts(task="s", final=False)),
-        ({"x-dynamo-session-id": "s", "x-dynamo-parent-session-id": "p"}, Facts(task="s")),
-        ({"X-Session-ID": "s"}, Facts(task="s")),
-        ({"x-claude-code-session-id": "s"}, Facts(task="s")),
+        ({"X-Dynamo-Session-ID": "s", "X-Dynamo-Session-Final": "TRUE"}, RequestFacts(task="s", final=True)),
+        ({"x-dynamo-session-id": "s", "x-dynamo-session-final": False}, RequestFacts(task="s", final=False)),
+        ({"x-dynamo-session-id": "s", "x-dynamo-parent-session-id": "p"}, RequestFacts(task="s")),
+        ({"X-Session-ID": "s"}, RequestFacts(task="s")),
+        ({"x-claude-code-session-id": "s"}, RequestFacts(task="s")),
         (
             {
                 "x-claude-code-session-id": "s",
                 "x-claude-code-agent-id": "a1",
                 "x-claude-code-agent-type": "Explore",
             },
-            Facts(task="a1", agent="Explore"),
+            RequestFacts(task="a1", agent="Explore"),
         ),
-        ({"x-session-id": "s", "x-dynamo-session-id": "d", "gen_ai.conversation.id": "c"}, Facts(task="c")),
+        (
+            {"x-session-id": "s", "x-dynamo-session-id": "d", "gen_ai.conversation.id": "c"},
+            RequestFacts(task="c"),
+        ),
     ],
 )
-def test_names_of_other_systems_are_understood(params: dict[str, Any], facts: Facts) -> None:
+def test_names_of_other_systems_are_understood(params: dict[str, Any], facts: RequestFacts) -> None:
     assert read_facts(params) == (facts, None)
     assert read_facts(flat_params(params)) == (facts, None)
 
@@ -251,9 +254,9 @@ def test_wrong_values_under_names_of_others_are_told_by_that_name(
 
 
 def test_a_plain_routing_key_names_the_task_if_nothing_else_does() -> None:
-    assert read_facts(None, "user-7") == (Facts(task="user-7"), None)
-    assert read_facts({"gen_ai.agent.name": "A"}, "user-7") == (Facts(task="user-7", agent="A"), None)
-    assert read_facts({"x-session-id": "s"}, "user-7" * 100) == (Facts(task="s"), None)
+    assert read_facts(None, "user-7") == (RequestFacts(task="user-7"), None)
+    assert read_facts({"gen_ai.agent.name": "A"}, "user-7") == (RequestFacts(task="user-7", agent="A"), None)
+    assert read_facts({"x-session-id": "s"}, "user-7" * 100) == (RequestFacts(task="s"), None)
     assert read_facts(None, "user-7" * 100)[1] == "routing key: expected 1 to 200 characters, found 600"
 
 
@@ -261,14 +264,20 @@ def test_known_headers_are_packed_and_read_in_any_case() -> None:
     packed = pack_headers({"X-Dynamo-Session-ID": " s ", "x-dynamo-session-FINAL": "1", "Cookie": "secret"})
     assert packed is not None
     assert "secret" not in packed
-    assert read_facts(None, packed) == (Facts(task="s", final=True), None)
-    assert read_facts({"gen_ai.agent.name": "A"}, packed) == (Facts(task="s", agent="A", final=True), None)
+    assert read_facts(None, packed) == (RequestFacts(task="s", final=True), None)
+    assert read_facts({"gen_ai.agent.name": "A"}, packed) == (
+        RequestFacts(task="s", agent="A", final=True),
+        None,
+    )
 
 
 def test_a_wrong_value_that_a_better_one_hides_does_not_matter() -> None:
     packed = pack_headers({"x-dynamo-session-id": "s", "x-session-id": "t" * 300})
-    assert read_facts({"gen_ai.conversation.id": "c", "x-session-id": 3}, packed) == (Facts(task="c"), None)
-    assert read_facts(None, packed) == (Facts(task="s"), None)
+    assert read_facts({"gen_ai.conversation.id": "c", "x-session-id": 3}, packed) == (
+        RequestFacts(task="c"),
+        None,
+    )
+    assert read_facts(None, packed) == (RequestFacts(task="s"), None)
 
 
 def test_a_dag_as_an_object_is_bounded_like_its_text() -> None:

@@ -19,7 +19,7 @@ from support_sim import Stage, ask, chain, largest_need, make_profile, make_trac
 from oracle.bounds import batches
 from oracle.bounds.batches import alone_s, batch_bound_s
 from oracle.bounds.critical_path import earliest
-from oracle.bounds.work import Job, Work, work_of
+from oracle.bounds.work import TaskWork, TraceWork, work_of
 from topas.profile import Profile, load_profile
 from traces.workloads import generate
 
@@ -89,7 +89,7 @@ def test_no_decisions_are_faster_and_often_some_are_as_fast() -> None:
 def _more(name: str, factor: float) -> Plant:
     right = batches._least_sums_s
 
-    def wrong(work: Work, kinds: list[Any], *rest: Any, **more: Any) -> Any:  # noqa: ANN401  as the right one
+    def wrong(work: TraceWork, kinds: list[Any], *rest: Any, **more: Any) -> Any:  # noqa: ANN401  as the right one
         changed = [dataclasses.replace(kind, **{name: getattr(kind, name) * factor}) for kind in kinds]
         return right(work, changed, *rest, **more)
 
@@ -152,7 +152,7 @@ def test_a_wrong_bound_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) 
 # --- a recursion from the definition ------------------------------------------------------------------
 
 
-def lockstep_s(work: Work) -> float:  # noqa: C901  the whole definition in one place
+def lockstep_s(work: TraceWork) -> float:  # noqa: C901  the whole definition in one place
     """Return the least mean JCT of batches of requests by name, all there at once; slow, nothing shared."""
     profile, units, tasks = work.profile, work.jobs[0].units, len(work.jobs)
     steps = units[0].steps
@@ -193,7 +193,7 @@ def lockstep_s(work: Work) -> float:  # noqa: C901  the whole definition in one 
     return rest_s(frozenset()) / tasks
 
 
-def at_once(work: Work) -> Work:
+def at_once(work: TraceWork) -> TraceWork:
     jobs = tuple(dataclasses.replace(job, arrival_s=0.0) for job in work.jobs)
     return dataclasses.replace(work, jobs=jobs)
 
@@ -214,7 +214,7 @@ def test_counts_give_what_batches_by_name_give() -> None:
     assert several > 30
 
 
-def _exactly(work: Work) -> tuple[list[Any], Any]:
+def _exactly(work: TraceWork) -> tuple[list[Any], Any]:
     counted = batches.counted_of(work, work.jobs[0].units, work.jobs[0], len(work.jobs), 1e9)
     assert counted is not None
     assert all(kind.size == 1 for kind in counted[0])
@@ -321,6 +321,6 @@ def test_what_it_refuses() -> None:
 
 
 def test_a_job_without_batches_has_its_critical_path() -> None:
-    job: Job = work_of(make_trace({"A": 1}, (0.0, single("A", ask(1, 1)))), by_hand(30)).jobs[0]
+    job: TaskWork = work_of(make_trace({"A": 1}, (0.0, single("A", ask(1, 1)))), by_hand(30)).jobs[0]
     work = work_of(make_trace({"A": 1}, (0.0, single("A", ask(1, 1)))), by_hand(30))
     assert alone_s(work, job) == earliest(work, job).job_s

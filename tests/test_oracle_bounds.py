@@ -41,7 +41,7 @@ from oracle import extra
 from oracle.bounds import critical_path, single_machine, work
 from oracle.bounds.critical_path import at_once, critical_path_s, earliest
 from oracle.bounds.single_machine import gpu_time_s, kv_time_s, srpt_sum_s
-from oracle.bounds.work import Unit, Work, work_of
+from oracle.bounds.work import TraceWork, Unit, work_of
 from oracle.models import linear, trace_lp
 from oracle.models.linear import LinearProgram, dual_bound
 from oracle.models.trace_lp import TraceProgram, groups_of, levels_of
@@ -195,7 +195,7 @@ def _one_fewer(module: Any) -> Plant:  # noqa: ANN401
     return lambda patch: patch.setattr(module, "at_once", lambda *args: max(right(*args) - 1, 1))
 
 
-def _smaller_budget(work_given: Work, share: float) -> Work:
+def _smaller_budget(work_given: TraceWork, share: float) -> TraceWork:
     alone = max(int(work_given.prefix[unit.agent]) + unit.need_tokens for unit in work_given.units)
     budget = max(int(work_given.profile.kv_budget_tokens * share), alone)
     profile = work_given.profile.model_copy(update={"kv_budget_tokens": budget})

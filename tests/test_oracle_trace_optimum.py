@@ -131,30 +131,30 @@ def test_a_dozen_requests_are_solved() -> None:
 # --- what the proof rests on --------------------------------------------------------------------------
 
 
-def _without_setups(problem: trace_cpsat.Problem) -> trace_cpsat.Problem:
+def _without_setups(problem: trace_cpsat.TraceProblem) -> trace_cpsat.TraceProblem:
     nothing = dict.fromkeys(problem.compute, 0)
     return dataclasses.replace(problem, compute=nothing, load=nothing)
 
 
-def _without_memory(problem: trace_cpsat.Problem) -> trace_cpsat.Problem:
+def _without_memory(problem: trace_cpsat.TraceProblem) -> trace_cpsat.TraceProblem:
     return dataclasses.replace(problem, budget_tokens=10**6)
 
 
-def _slower(problem: trace_cpsat.Problem) -> trace_cpsat.Problem:
+def _slower(problem: trace_cpsat.TraceProblem) -> trace_cpsat.TraceProblem:
     items = [dataclasses.replace(item, time=item.time + 1) for item in problem.items]
     return dataclasses.replace(problem, items=tuple(items))
 
 
-def _dearer(problem: trace_cpsat.Problem) -> trace_cpsat.Problem:
+def _dearer(problem: trace_cpsat.TraceProblem) -> trace_cpsat.TraceProblem:
     dear = {agent: value + 3 for agent, value in problem.compute.items()}
     return dataclasses.replace(problem, compute=dear, load=dear)
 
 
-def _smaller(problem: trace_cpsat.Problem) -> trace_cpsat.Problem:
+def _smaller(problem: trace_cpsat.TraceProblem) -> trace_cpsat.TraceProblem:
     return dataclasses.replace(problem, budget_tokens=problem.budget_tokens * 2 // 3)
 
 
-Change = Callable[[trace_cpsat.Problem], trace_cpsat.Problem]
+Change = Callable[[trace_cpsat.TraceProblem], trace_cpsat.TraceProblem]
 
 
 @pytest.mark.parametrize("change", [_without_setups, _without_memory])

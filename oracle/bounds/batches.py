@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from oracle.bounds.critical_path import earliest
-from oracle.bounds.work import Job, Unit, Work, smallest
+from oracle.bounds.work import TaskWork, TraceWork, Unit, smallest
 from topas.compiled import allocating_kernel
 from topas.residual import FloatArray, IntArray
 
@@ -72,7 +72,7 @@ class Twins:
     prefill_s: float
 
 
-def batch_bound_s(work: Work, *, time_limit_s: float) -> tuple[float, str] | str:
+def batch_bound_s(work: TraceWork, *, time_limit_s: float) -> tuple[float, str] | str:
     """Return the bound on the mean JCT in seconds and how it was counted, or why there is none."""
     merged = merged_units(work)
     if isinstance(merged, str):
@@ -90,7 +90,7 @@ def batch_bound_s(work: Work, *, time_limit_s: float) -> tuple[float, str] | str
     return "too many states for the time limit"
 
 
-def merged_units(work: Work) -> list[Unit] | str:
+def merged_units(work: TraceWork) -> list[Unit] | str:
     """Return the units of a task as small as the smallest of all tasks, or why that cannot be."""
     if not work.whole:
         return f"redo={work.profile.redo}: a request may be run in pieces"
@@ -100,7 +100,7 @@ def merged_units(work: Work) -> list[Unit] | str:
     return merged if min(unit.steps for unit in merged) else "needs requests that decode"
 
 
-def alone_s(work: Work, job: Job) -> float:
+def alone_s(work: TraceWork, job: TaskWork) -> float:
     """Return the earliest completion of a job that has the engine to itself, in seconds from its arrival.
 
     The better of the critical path with waves and of its batches, with all prefixes computed before.
@@ -117,9 +117,9 @@ def alone_s(work: Work, job: Job) -> float:
 
 
 def counted_of(
-    work: Work,
+    work: TraceWork,
     units: Sequence[Unit],
-    job: Job,
+    job: TaskWork,
     tasks: int,
     operations: float,
     *,
@@ -138,12 +138,12 @@ def counted_of(
     return None
 
 
-def _shape(job: Job) -> object:
+def _shape(job: TaskWork) -> object:
     units = tuple((unit.agent, tuple(k for k, _ in unit.after)) for unit in job.units)
     return units, tuple(k for k, _ in job.ends)
 
 
-def _twins_of(work: Work, units: Sequence[Unit], job: Job, *, twins: bool) -> list[Twins]:
+def _twins_of(work: TraceWork, units: Sequence[Unit], job: TaskWork, *, twins: bool) -> list[Twins]:
     """Return the kinds of units in topological order: each unit its own, or twins together."""
     waits = [tuple(k for k, _ in unit.after) for unit in units]
     onward = [tuple(j for j, after in enumerate(waits) if k in after) for k in range(len(units))]
@@ -179,7 +179,7 @@ def _twins_of(work: Work, units: Sequence[Unit], job: Job, *, twins: bool) -> li
     ]
 
 
-def _batches(work: Work, kinds: Sequence[Twins], tasks: int) -> Iterator[list[int]]:
+def _batches(work: TraceWork, kinds: Sequence[Twins], tasks: int) -> Iterator[list[int]]:
     """Yield how many of each kind may run together, with one prefix a kind."""
     budget, most = float(work.profile.kv_budget_tokens), work.profile.max_running
 
@@ -253,7 +253,7 @@ class Table:
         )  # fmt: skip
 
 
-def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int) -> Table:
+def table_of(work: TraceWork, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int) -> Table:
     """Return kinds and batches as arrays; ``before`` is filled up with -1."""
     profile = work.profile
     before = np.full((len(kinds), max(1, *(len(kind.before) for kind in kinds))), -1, dtype=np.int64)
@@ -284,7 +284,7 @@ def table_of(work: Work, kinds: Sequence[Twins], batches: IntArray, steps: int, 
 
 
 def _least_sums_s(
-    work: Work, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int, *, compute: bool
+    work: TraceWork, kinds: Sequence[Twins], batches: IntArray, steps: int, tasks: int, *, compute: bool
 ) -> FloatArray:
     """Return, for 0 to all tasks, the least sum of their completion times if they arrive together.
 

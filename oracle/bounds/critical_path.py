@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oracle.bounds.work import Job, Work
+from oracle.bounds.work import TaskWork, TraceWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Earliest:
     job_s: float
 
 
-def at_once(work: Work, job: Job, units: tuple[int, ...]) -> int:
+def at_once(work: TraceWork, job: TaskWork, units: tuple[int, ...]) -> int:
     """Return how many of these units of a job fit into memory together at most (at least 1)."""
     sharing = Counter(job.units[k].agent for k in units)
     needs = sorted(
@@ -40,7 +40,7 @@ def at_once(work: Work, job: Job, units: tuple[int, ...]) -> int:
     return max(min(fit, work.profile.max_running), 1)
 
 
-def earliest(work: Work, job: Job) -> Earliest:
+def earliest(work: TraceWork, job: TaskWork) -> Earliest:
     """Return the earliest times of a job that has the engine to itself."""
     start: list[float] = []
     end: list[float] = []
@@ -61,6 +61,6 @@ def earliest(work: Work, job: Job) -> Earliest:
     return Earliest(tuple(start), tuple(end), ready_s(job.ends))
 
 
-def critical_path_s(work: Work) -> float:
+def critical_path_s(work: TraceWork) -> float:
     """Return the mean over tasks of the earliest completion: a lower bound on the mean JCT in seconds."""
     return float(np.mean([earliest(work, job).job_s for job in work.jobs]))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from oracle.bounds.work import Job, Unit, Work, most_running
+from oracle.bounds.work import TaskWork, TraceWork, Unit, most_running
 
 Credit = Callable[[Unit], float]
 
@@ -51,7 +51,7 @@ def srpt_sum_s(jobs: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def gpu_time_s(work: Work) -> float:
+def gpu_time_s(work: TraceWork) -> float:
     """Return the GPU-time bound on the mean JCT in seconds."""
     profile = work.profile
     most = most_running(work)
@@ -65,7 +65,7 @@ def gpu_time_s(work: Work) -> float:
     return _best_tail(work, credit)
 
 
-def kv_time_s(work: Work) -> float:
+def kv_time_s(work: TraceWork) -> float:
     """Return the KV token-seconds bound on the mean JCT in seconds."""
     budget = work.profile.kv_budget_tokens
     least: dict[int, int] = {}
@@ -83,7 +83,7 @@ def kv_time_s(work: Work) -> float:
     return _best_tail(work, credit)
 
 
-def _best_tail(work: Work, credit: Credit) -> float:
+def _best_tail(work: TraceWork, credit: Credit) -> float:
     jobs = work.jobs
     depths = {id(job): _depths(job) for job in jobs}
     best = 0.0
@@ -98,7 +98,7 @@ def _best_tail(work: Work, credit: Credit) -> float:
     return best
 
 
-def _depths(job: Job) -> list[int]:
+def _depths(job: TaskWork) -> list[int]:
     """Return for each unit the number of units on the longest path before it."""
     depths: list[int] = []
     for unit in job.units:
@@ -106,7 +106,7 @@ def _depths(job: Job) -> list[int]:
     return depths
 
 
-def _tail_s(job: Job, depths: Sequence[int], cut: int) -> float:
+def _tail_s(job: TaskWork, depths: Sequence[int], cut: int) -> float:
     """Return how long a job lasts at least after the last of its units of depth below ``cut`` has ended.
 
     That unit is followed by all paths that lead on from it; the least over the units that can be last, of

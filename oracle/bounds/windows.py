@@ -45,7 +45,7 @@ from oracle.bounds.batches import (
     prefixes_of,
     table_of,
 )
-from oracle.bounds.work import Work
+from oracle.bounds.work import TraceWork
 from topas.compiled import allocating_kernel
 from topas.residual import FloatArray
 
@@ -62,7 +62,7 @@ MOST_BATCHES = 5000.0
 
 
 def window_bound_s(
-    work: Work, known_s: Callable[[], float], *, time_limit_s: float
+    work: TraceWork, known_s: Callable[[], float], *, time_limit_s: float
 ) -> tuple[float, str] | str:
     """Return the bound on the mean JCT in seconds and how it was counted, or why there is none.
 

@@ -69,7 +69,7 @@ def smallest(units: Sequence[Unit]) -> Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TaskWork:
     """A task: its units in topological order; complete when the ``ends`` (unit, wait) are."""
 
     arrival_s: float
@@ -78,12 +78,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TraceWork:
     """A trace on a profile; ``prefix`` are tokens by agent. ``whole`` runs: see the module."""
 
     profile: Profile
     prefix: FloatArray
-    jobs: tuple[Job, ...]
+    jobs: tuple[TaskWork, ...]
     whole: bool
 
     @property
@@ -92,7 +92,7 @@ class Work:
         return [unit for job in self.jobs for unit in job.units]
 
 
-def work_of(trace: Trace, profile: Profile) -> Work:
+def work_of(trace: Trace, profile: Profile) -> TraceWork:
     """Return what a trace asks of the engine; jobs in order of arrival."""
     used = sorted({a for task in trace.tasks for a in task.workflow.agents})
     number = {name: k for k, name in enumerate(used)}
@@ -109,9 +109,9 @@ def work_of(trace: Trace, profile: Profile) -> Work:
                 after = ((len(units) - 1, spec.tool_s),)
             last[stage] = after[0]
         ends = tuple(last[stage] for stage in range(len(dag)) if not dag.after[stage])
-        jobs.append(Job(task.arrival_s, tuple(units), ends))
+        jobs.append(TaskWork(task.arrival_s, tuple(units), ends))
     prefix = np.array([trace.agents[name] for name in used], dtype=np.float64)
-    return Work(profile, prefix, tuple(jobs), profile.redo == "decode")
+    return TraceWork(profile, prefix, tuple(jobs), profile.redo == "decode")
 
 
 def _unit(
@@ -158,7 +158,7 @@ def longest_step_s(profile: Profile, most: int) -> float:
     return profile.decode_base_s + profile.decode_s_per_seq * most + kv_s
 
 
-def most_running(work: Work) -> int:
+def most_running(work: TraceWork) -> int:
     """Return how many requests at most run at once: all of the least need, on the shortest prefix."""
     budget, units = work.profile.kv_budget_tokens, work.units
     room = budget - min(float(work.prefix[unit.agent]) for unit in units)

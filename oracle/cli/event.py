@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _SolvedEvent:
     """One solved event; ``heuristic_ns`` is None if the heuristic's decision is not feasible."""
 
     name: str
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _solved(args: argparse.Namespace, path: str, entry: LoggedEvent) -> _Row:
+def _solved(args: argparse.Namespace, path: str, entry: LoggedEvent) -> _SolvedEvent:
     event = entry.event
     try:
         result = solve_event(event, solver=args.solver, time_limit_s=args.time_limit)
@@ -79,7 +79,7 @@ def _solved(args: argparse.Namespace, path: str, entry: LoggedEvent) -> _Row:
     name = path if entry.line is None else f"{path}:{entry.line}"
     found = entry.decision or select(event)
     if violations(event, found):
-        return _Row(name, result, None, None)
+        return _SolvedEvent(name, result, None, None)
     # Scored anew: the policy of a log may have judged by other parameters than the event's.
     heuristic_ns = score(event, found.admit, found.preempt).score_ns
     optimum = result.decision
@@ -88,11 +88,11 @@ def _solved(args: argparse.Namespace, path: str, entry: LoggedEvent) -> _Row:
         or optimum is None
         or bool(optimum.resident) > bool(found.resident)
     ):
-        return _Row(name, result, heuristic_ns, None)
-    return _Row(name, result, heuristic_ns, gap(optimum.terms.score_ns, heuristic_ns))
+        return _SolvedEvent(name, result, heuristic_ns, None)
+    return _SolvedEvent(name, result, heuristic_ns, gap(optimum.terms.score_ns, heuristic_ns))
 
 
-def _json(row: _Row) -> dict[str, Any]:
+def _json(row: _SolvedEvent) -> dict[str, Any]:
     result = row.result
     return {
         "event": row.name,
@@ -105,7 +105,7 @@ def _json(row: _Row) -> dict[str, Any]:
     }
 
 
-def _cells(row: _Row) -> Iterator[str]:
+def _cells(row: _SolvedEvent) -> Iterator[str]:
     decision: Decision | None = row.result.decision
     score_ns = None if decision is None else decision.terms.score_ns
     for value in (_seconds(score_ns), _seconds(row.result.bound_ns), _seconds(row.heuristic_ns)):

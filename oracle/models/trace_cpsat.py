@@ -36,7 +36,7 @@ Solver = Any
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A request; times are in ``Problem.unit_ns``. ``after`` are the items it waits for."""
+    """A request; times are in ``TraceProblem.unit_ns``. ``after`` are the items it waits for."""
 
     agent: str
     task: int
@@ -50,7 +50,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TraceProblem:
     """All requests in the order of :func:`oracle.instance.request_names`.
 
     ``compute`` is what it takes to compute an agent's prefix, ``load`` to load it from host memory again.
@@ -78,7 +78,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TraceAnswer:
     """Start times by request in ``unit_ns`` (none if none were found), and a bound on the sum of ends."""
 
     starts: tuple[int, ...]
@@ -91,7 +91,7 @@ def exact(value: float) -> Fraction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _RequestRow:
     """A request in seconds: when its task arrives, how long it takes, its prefill and its tool."""
 
     agent: str
@@ -101,9 +101,9 @@ class _Row:
     times: tuple[Fraction, Fraction, Fraction, Fraction]
 
 
-def _rows(trace: Trace, profile: Profile) -> tuple[list[_Row], list[tuple[int, ...]]]:
+def _rows(trace: Trace, profile: Profile) -> tuple[list[_RequestRow], list[tuple[int, ...]]]:
     """Return all requests, and those at the end of each task."""
-    rows: list[_Row] = []
+    rows: list[_RequestRow] = []
     last: list[tuple[int, ...]] = []
     for number, task in enumerate(trace.tasks):
         dag = task.workflow.dag
@@ -114,7 +114,7 @@ def _rows(trace: Trace, profile: Profile) -> tuple[list[_Row], list[tuple[int, .
             for spec in rounds:
                 fill_s, decode_s = _times_s(profile, trace.agents[agent], spec)
                 times = (exact(task.arrival_s), fill_s + decode_s, fill_s, exact(spec.tool_s))
-                rows.append(_Row(agent, number, spec, before, times))
+                rows.append(_RequestRow(agent, number, spec, before, times))
                 before = (len(rows) - 1,)
             ends.append(len(rows) - 1)
         last.append(tuple(ends[v] for v in range(len(dag)) if not dag.after[v]))
@@ -132,7 +132,7 @@ def _times_s(profile: Profile, prefix_tokens: int, spec: Round) -> tuple[Fractio
     return fill_s, steps * step_s + per_kv_s * Fraction(steps * (steps - 1), 2)
 
 
-def problem_of(trace: Trace, profile: Profile) -> Problem:
+def problem_of(trace: Trace, profile: Profile) -> TraceProblem:
     """Return the requests with their constant times, rounded down to nanoseconds."""
     rows, last = _rows(trace, profile)
     prefill_s = exact(profile.prefill_s_per_token)
@@ -157,7 +157,7 @@ def problem_of(trace: Trace, profile: Profile) -> Problem:
                 context_tokens=row.spec.input_tokens + row.spec.output_tokens,
             )
         )
-    return Problem(
+    return TraceProblem(
         items=tuple(items),
         last=tuple(last),
         compute={agent: value // unit for agent, value in compute.items()},
@@ -191,7 +191,7 @@ def _ns(seconds: Fraction) -> int:
 
 
 @dataclass(slots=True)
-class _Model:
+class _TraceModel:
     """A CP-SAT model under construction: the part that both engines share."""
 
     cp: ModuleType
@@ -200,7 +200,7 @@ class _Model:
     intervals: list[Solver]
 
 
-def _base(problem: Problem) -> _Model:
+def _base(problem: TraceProblem) -> _TraceModel:
     cp = solver_module("ortools.sat.python.cp_model")
     model = cp.CpModel()
     horizon = problem.horizon
@@ -223,10 +223,10 @@ def _base(problem: Problem) -> _Model:
             model.add(end >= starts[k] + problem.items[k].time + problem.items[k].tool)
         ends.append(end)
     model.minimize(sum(ends))
-    return _Model(cp, model, starts, intervals)
+    return _TraceModel(cp, model, starts, intervals)
 
 
-def heads(problem: Problem) -> list[int]:
+def heads(problem: TraceProblem) -> list[int]:
     """Return the earliest time at which each request can be ready, by precedence alone."""
     found: list[int] = []
     for item in problem.items:
@@ -235,14 +235,14 @@ def heads(problem: Problem) -> list[int]:
     return found
 
 
-def _by_agent(problem: Problem) -> dict[str, list[int]]:
+def _by_agent(problem: TraceProblem) -> dict[str, list[int]]:
     rows: dict[str, list[int]] = {}
     for k, item in enumerate(problem.items):
         rows.setdefault(item.agent, []).append(k)
     return rows
 
 
-def survives(problem: Problem, agent: str, between: Item) -> bool:
+def survives(problem: TraceProblem, agent: str, between: Item) -> bool:
     """Return whether an idle prefix can outlast a request of another agent (E8).
 
     When that one has finished and leftovers are trimmed, its context and its prefix are more recent.
@@ -251,7 +251,7 @@ def survives(problem: Problem, agent: str, between: Item) -> bool:
     return prefixes + between.context_tokens <= problem.budget_tokens
 
 
-def serial_model(problem: Problem) -> _Model:
+def serial_model(problem: TraceProblem) -> _TraceModel:
     """Model an engine that serves one request at a time, as a sequence with setups.
 
     A setup is due before the first request of an agent (its prefix is computed), and behind a request of
@@ -311,7 +311,7 @@ def serial_model(problem: Problem) -> _Model:
     return base
 
 
-def parallel_model(problem: Problem) -> _Model:
+def parallel_model(problem: TraceProblem) -> _TraceModel:
     """Model an engine whose steps take a constant time and whose prefills take none.
 
     The KV budget is a cumulative resource: each request reserves d_r while it runs, and each prefix is
@@ -345,7 +345,9 @@ def parallel_model(problem: Problem) -> _Model:
     return base
 
 
-def solve(base: _Model, *, time_limit_s: float, seed: int, workers: int, hint: Sequence[int]) -> Answer:
+def solve(
+    base: _TraceModel, *, time_limit_s: float, seed: int, workers: int, hint: Sequence[int]
+) -> TraceAnswer:
     """Solve a model; ``hint`` are start times to try first."""
     for start, value in zip(base.starts, hint, strict=False):
         base.model.add_hint(start, value)
@@ -353,4 +355,4 @@ def solve(base: _Model, *, time_limit_s: float, seed: int, workers: int, hint: S
     status = solver.solve(base.model)
     found = status in {base.cp.OPTIMAL, base.cp.FEASIBLE}
     starts = tuple(solver.value(start) for start in base.starts) if found else ()
-    return Answer(starts, math.ceil(solver.best_objective_bound - 1e-6))
+    return TraceAnswer(starts, math.ceil(solver.best_objective_bound - 1e-6))

@@ -55,7 +55,7 @@ import numpy as np
 
 from oracle.bounds.batches import alone_s
 from oracle.bounds.critical_path import at_once, earliest
-from oracle.bounds.work import Job, Unit, Work, most_running, smallest
+from oracle.bounds.work import TaskWork, TraceWork, Unit, most_running, smallest
 from oracle.models.linear import LinearProgram
 from topas.residual import FloatArray, IntArray
 
@@ -69,10 +69,10 @@ EVEN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TaskGroup:
     """Jobs of one shape, taken as one of multiplicity ``len(arrivals_s)``; arrivals from the first of all."""
 
-    job: Job
+    job: TaskWork
     arrivals_s: FloatArray
 
 
@@ -96,7 +96,7 @@ class UnitColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineColumns:
     """Variables and rows of the engine, one a slot; ``resident`` is agents x slots.
 
     To the rows the units add their presence, tokens and prefills.
@@ -113,12 +113,12 @@ class Engine:
     grown: IntArray
 
 
-def groups_of(jobs: Sequence[Job], size: int) -> list[Group]:
+def groups_of(jobs: Sequence[TaskWork], size: int) -> list[TaskGroup]:
     """Put up to ``size`` consecutive jobs of one shape together, each unit as small as the smallest.
 
     A shape is the precedence of units, and their agents.
     """
-    shapes: dict[object, list[list[Job]]] = {}
+    shapes: dict[object, list[list[TaskWork]]] = {}
     for job in jobs:
         key = (tuple((unit.agent, unit.after) for unit in job.units), job.ends)
         open_groups = shapes.setdefault(key, [[]])
@@ -130,11 +130,11 @@ def groups_of(jobs: Sequence[Job], size: int) -> list[Group]:
     for members in (group for groups in shapes.values() for group in groups):
         units = tuple(smallest(column) for column in zip(*(job.units for job in members), strict=True))
         arrivals = np.array([job.arrival_s - start_s for job in members])
-        merged.append(Group(Job(members[0].arrival_s, units, members[0].ends), arrivals))
+        merged.append(TaskGroup(TaskWork(members[0].arrival_s, units, members[0].ends), arrivals))
     return merged
 
 
-def levels_of(work: Work) -> list[Level]:
+def levels_of(work: TraceWork) -> list[Level]:
     """Return the levels: every sum of prefixes that leaves room for a request, put together to a few."""
     profile, units = work.profile, work.units
     budget, least = profile.kv_budget_tokens, min(unit.need_tokens for unit in units)
@@ -149,12 +149,12 @@ def levels_of(work: Work) -> list[Level]:
     return [Level(value, value, _most_beside(work, value, least)) for value in ordered]
 
 
-def _merged(edges: FloatArray, work: Work, least: int) -> list[Level]:
+def _merged(edges: FloatArray, work: TraceWork, least: int) -> list[Level]:
     pairs = pairwise(edges)
     return [Level(float(low), float(high), _most_beside(work, float(low), least)) for low, high in pairs]
 
 
-def _most_beside(work: Work, tokens: float, least: int) -> float:
+def _most_beside(work: TraceWork, tokens: float, least: int) -> float:
     room = work.profile.kv_budget_tokens - tokens
     return float(min(most_running(work), room // least if least else np.inf))
 
@@ -164,8 +164,8 @@ class TraceProgram:
 
     def __init__(  # noqa: PLR0913  what a program depends on
         self,
-        work: Work,
-        groups: Sequence[Group],
+        work: TraceWork,
+        groups: Sequence[TaskGroup],
         *,
         slot_s: float,
         window_s: float,
@@ -187,7 +187,7 @@ class TraceProgram:
 
     # ------------------------------------------------------------------------------------------- the engine
 
-    def _add_engine(self) -> Engine:
+    def _add_engine(self) -> EngineColumns:
         p, work, slots, slot_s = self.program, self.work, self.slots, self.slot_s
         profile, levels = work.profile, self.levels
         count, agents = len(levels), len(work.prefix)
@@ -246,7 +246,9 @@ class TraceProgram:
             p.constrain((1.0, computed[a, 1:]), (-1.0, computed[a, :-1]), low=0.0)
             p.add(loaded, computed[a], compute_s)
             p.add(loaded[1:], computed[a, :-1], -compute_s)
-        return Engine(steps, resident, computed, memory, presence, agent_presence, decoded, prefilled, grown)
+        return EngineColumns(
+            steps, resident, computed, memory, presence, agent_presence, decoded, prefilled, grown
+        )
 
     def _ahead(self, done: IntArray) -> IntArray:
         """Return rows that take up what consumes ``done``: what is done may be consumed later, not sooner."""
@@ -294,7 +296,7 @@ class TraceProgram:
 
     # ------------------------------------------------------------------------------------------- the jobs
 
-    def _add_group(self, group: Group) -> list[UnitColumns]:
+    def _add_group(self, group: TaskGroup) -> list[UnitColumns]:
         slot_s, job = self.slot_s, group.job
         times = earliest(self.work, job)
         stop = min(self.slots, int((float(group.arrivals_s[-1]) + self.window_s) // slot_s) + 1)
@@ -311,7 +313,7 @@ class TraceProgram:
 
     def _add_unit(
         self,
-        group: Group,
+        group: TaskGroup,
         unit: Unit,
         times_s: tuple[float, float],
         stop: int,
@@ -391,7 +393,7 @@ class TraceProgram:
         self,
         later: IntArray,
         first: int,
-        job: Job,
+        job: TaskWork,
         after: tuple[tuple[int, float], ...],
         columns: Sequence[UnitColumns],
     ) -> None:
@@ -491,14 +493,14 @@ def tangents(fixed_s: float, per_request_s: float, most: float) -> Iterator[tupl
         yield float(n) / time_s - slope * float(n), slope
 
 
-def _shares(group: Group, after_s: float, first: int, stop: int, slot_s: float) -> FloatArray:
+def _shares(group: TaskGroup, after_s: float, first: int, stop: int, slot_s: float) -> FloatArray:
     """Return, by slot, the average over the slot of how many jobs are at least ``after_s`` old."""
     begin = np.arange(first, stop)[:, np.newaxis] * slot_s
     past = (begin + slot_s - group.arrivals_s[np.newaxis] - after_s) / slot_s
     return np.asarray(np.clip(past, 0.0, 1.0).sum(axis=1), dtype=np.float64)
 
 
-def _paths(job: Job) -> Iterator[list[int]]:
+def _paths(job: TaskWork) -> Iterator[list[int]]:
     """Yield paths of a job that hold all its units."""
     onward: list[list[int]] = [[] for _ in job.units]
     for k, unit in enumerate(job.units):

@@ -16,13 +16,13 @@ from traces.arrivals import poisson_arrivals
 from traces.workloads.figure_2 import figure_2
 from traces.workloads.metagpt import SOP, SOP_OUTPUT_SHARE, TL, metagpt
 from traces.workloads.options import DEFAULT_OPTIONS, WorkloadOptions
-from traces.workloads.plan import Plan, realize
+from traces.workloads.plan import WorkloadPlan, realize
 from traces.workloads.synthetic import CHAIN_3, DAG_4, DAG_10_WIDE, synthetic
 from traces.workloads.two_agent import RATE_PER_S, two_agent
 
 __all__ = ["DEFAULT_OPTIONS", "DEFAULT_RATE_PER_S", "FIXED", "WORKLOADS", "WorkloadOptions", "generate"]
 
-Planner = Callable[[int, WorkloadOptions], Plan]
+Planner = Callable[[int, WorkloadOptions], WorkloadPlan]
 """Number of tasks and options to the plan of a workload."""
 
 WORKLOADS: Mapping[str, Planner] = {

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, StagePlan
+from traces.workloads.plan import StagePlan, WorkloadPlan
 
 INPUT_SIGMA = 0.3
 OUTPUT_SIGMA = 0.5
@@ -69,7 +69,9 @@ TL = (
 )
 
 
-def metagpt(name: str, path: Sequence[str], share: float, tasks: int, options: WorkloadOptions) -> Plan:
+def metagpt(
+    name: str, path: Sequence[str], share: float, tasks: int, options: WorkloadOptions
+) -> WorkloadPlan:
     """Return tasks that walk ``path``, a sequence of roles; the stages are ``s1-ROLE``, ``s2-ROLE``, ...
 
     Outputs are ``share`` of the roles' means.
@@ -95,7 +97,7 @@ def metagpt(name: str, path: Sequence[str], share: float, tasks: int, options: W
         )
         for k, role in enumerate(path)
     }
-    return Plan(
+    return WorkloadPlan(
         name,
         dict(zip(roles, prefixes, strict=True)),
         {name: stages},

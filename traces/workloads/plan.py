@@ -50,7 +50,7 @@ def plain_stage(agent: str, after: Sequence[str], lengths: Lengths) -> StagePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WorkloadPlan:
     """Agents with their prefixes in tokens, workflows as stages by name, and the spread of lengths.
 
     Task k runs workflow ``sequence[k]``, and arrives at ``arrivals_s[k]`` if the workload says when.
@@ -65,7 +65,7 @@ class Plan:
     arrivals_s: Sequence[float] | None = None
 
 
-def realize(plan: Plan, arrivals_s: Sequence[float], seed: int) -> Trace:
+def realize(plan: WorkloadPlan, arrivals_s: Sequence[float], seed: int) -> Trace:
     """Return the trace of a plan whose task k arrives at ``arrivals_s[k]``.
 
     Each task draws from its own stream, and draws the same whatever the means, spreads and caps are:
@@ -103,7 +103,7 @@ def _check_allowance(stage: StagePlan, output_sigma: float) -> None:
         raise InputError(expected, field="max_new_tokens")
 
 
-def _rounds(stage: StagePlan, plan: Plan, rng: np.random.Generator) -> tuple[Round, ...]:
+def _rounds(stage: StagePlan, plan: WorkloadPlan, rng: np.random.Generator) -> tuple[Round, ...]:
     share = rng.random()
     count = stage.least_rounds + int(share * (stage.most_rounds - stage.least_rounds + 1))
     rounds = []

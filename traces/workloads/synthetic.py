@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, plain_stage
+from traces.workloads.plan import WorkloadPlan, plain_stage
 
 PREFIX_TOKENS = 9000
 INPUT_TOKENS = 400
@@ -27,9 +27,11 @@ DAG_4: Shape = {"A": (), "B": ("A",), "C": ("A",), "D": ("B", "C")}
 DAG_10_WIDE: Shape = {"A": (), **dict.fromkeys(_BRANCHES, ("A",)), "J": _BRANCHES}
 
 
-def synthetic(name: str, shape: Shape, tasks: int, options: WorkloadOptions) -> Plan:
+def synthetic(name: str, shape: Shape, tasks: int, options: WorkloadOptions) -> WorkloadPlan:
     """Return tasks of one shape (stage -> its predecessors), one agent a stage, equal mean lengths."""
     lengths = options.lengths(PREFIX_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS)
     stages = {stage: plain_stage(stage, after, lengths) for stage, after in shape.items()}
     agents = dict.fromkeys(shape, lengths.prefix_tokens)
-    return Plan(name, agents, {name: stages}, [name] * tasks, lengths.input_sigma, lengths.output_sigma)
+    return WorkloadPlan(
+        name, agents, {name: stages}, [name] * tasks, lengths.input_sigma, lengths.output_sigma
+    )

@@ -11,7 +11,7 @@ together with two of the engine's constants (compare.table1); that fit is not un
 from __future__ import annotations
 
 from traces.workloads.options import WorkloadOptions
-from traces.workloads.plan import Plan, plain_stage
+from traces.workloads.plan import WorkloadPlan, plain_stage
 
 PREFIX_TOKENS = 6832
 INPUT_TOKENS = 430
@@ -20,10 +20,10 @@ RATE_PER_S = 1 / 2.692
 """Default arrival rate, over the requests of both agents."""
 
 
-def two_agent(tasks: int, options: WorkloadOptions) -> Plan:
+def two_agent(tasks: int, options: WorkloadOptions) -> WorkloadPlan:
     """Return ``2 * tasks`` one-stage tasks, ``tasks`` for each agent, alternating unless told otherwise."""
     lengths = options.lengths(PREFIX_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS)
     workflows = {agent: {agent: plain_stage(agent, (), lengths)} for agent in "AB"}
     agents = dict.fromkeys("AB", lengths.prefix_tokens)
     sequence = ["A"] * tasks + ["B"] * tasks if options.order == "grouped" else ["A", "B"] * tasks
-    return Plan("two-agent", agents, workflows, sequence, lengths.input_sigma, lengths.output_sigma)
+    return WorkloadPlan("two-agent", agents, workflows, sequence, lengths.input_sigma, lengths.output_sigma)

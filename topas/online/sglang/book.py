@@ -17,7 +17,7 @@ import numpy as np
 
 from topas.event import Event, Params, Request
 from topas.online.sglang.config import ServingConfig
-from topas.online.sglang.facts import Facts
+from topas.online.sglang.facts import RequestFacts
 from topas.online.sglang.prefixes import Agent, PrefixBook, Tokens
 from topas.online.tracker import LiveTask, Tracker
 from topas.profile import Profile
@@ -148,7 +148,7 @@ class Book:
     def arrived(  # noqa: PLR0913  the facts of a request
         self,
         req: Any,  # noqa: ANN401  the engine's object
-        facts: Facts,
+        facts: RequestFacts,
         prompt: Tokens,
         salt: Hashable,
         max_new_tokens: int,
@@ -378,7 +378,7 @@ class Book:
 
     # --- tasks ----------------------------------------------------------------------------------------
 
-    def _job(self, facts: Facts, now_s: float) -> Job:
+    def _job(self, facts: RequestFacts, now_s: float) -> Job:
         key: Hashable = (facts.workflow, facts.task) if facts.task is not None else self.serial
         job = self.jobs.get(key)
         if job is None:
@@ -392,7 +392,7 @@ class Book:
                 job.dag = self.tracker.task_arrived(job.name, workflow, job.arrival_s)
         return job
 
-    def _stage_name(self, job: Job, facts: Facts) -> str:
+    def _stage_name(self, job: Job, facts: RequestFacts) -> str:
         """Return the stage that a request belongs to: as the client says, else the agent's own one."""
         if facts.stage is not None:
             return facts.stage

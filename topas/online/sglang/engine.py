@@ -29,7 +29,7 @@ class Pin:
     prefix: np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 
-class Engine:
+class SGLangEngine:
     """One scheduler process of SGLang. Requests are SGLang's ``Req`` objects."""
 
     def __init__(self, scheduler: Any) -> None:  # noqa: ANN401  SGLang's types are not imported here

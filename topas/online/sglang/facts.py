@@ -101,7 +101,7 @@ Claim = tuple[str, str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RequestFacts:
     """What a client said of a request; None where it said nothing.
 
     ``final`` says whether this is the last request of the stage, ``prefix_tokens`` how long the agent's
@@ -117,10 +117,10 @@ class Facts:
     dag: Workflow | None = None
 
 
-NO_FACTS = Facts()
+NO_FACTS = RequestFacts()
 
 
-def read_facts(custom_params: object, routing_key: object = None) -> tuple[Facts, str | None]:
+def read_facts(custom_params: object, routing_key: object = None) -> tuple[RequestFacts, str | None]:
     """Return a request's facts, and one line that says what was wrong with them, if anything was.
 
     Parameters
@@ -190,7 +190,7 @@ def _line(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:MAX_LINE])
 
 
-def _read(custom_params: object, routing_key: object) -> Facts:
+def _read(custom_params: object, routing_key: object) -> RequestFacts:
     if custom_params is not None and type(custom_params) is not dict:
         raise InputError(f"expected an object, found {shown(custom_params)}", field="custom_params")
     params: dict[object, object] = custom_params or {}
@@ -206,16 +206,16 @@ def _read(custom_params: object, routing_key: object) -> Facts:
     for fact, field, value in claims:
         if fact not in found:
             found[fact] = check_flag(value, field) if fact == "final" else check_name(value, field)
-    return Facts(**found)  # type: ignore[arg-type]  # checked by name
+    return RequestFacts(**found)  # type: ignore[arg-type]  # checked by name
 
 
-def _facts(value: dict[str, Any]) -> Facts:
+def _facts(value: dict[str, Any]) -> RequestFacts:
     stages = check_facts(value)
     dag = None if stages is None else _workflow(value.get("workflow") or "", stages)
     agent = value.get("agent")
     if agent is None and dag is not None and value.get("stage") is not None:
         agent = dag.agents[dag.dag.index[value["stage"]]]
-    return Facts(
+    return RequestFacts(
         workflow=value.get("workflow"),
         task=value.get("task"),
         stage=value.get("stage"),

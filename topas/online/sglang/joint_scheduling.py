@@ -16,7 +16,7 @@ from topas.event import Event
 from topas.feasible import violations
 from topas.online.foresight import LATE, steps_to_execution
 from topas.online.sglang.book import Book, Entry, Phase
-from topas.online.sglang.engine import Engine, Pin
+from topas.online.sglang.engine import Pin, SGLangEngine
 from topas.online.sglang.log import DecisionWriter
 from topas.online.sglang.metrics import Metrics
 from topas.online.sglang.prefixes import Agent
@@ -51,7 +51,7 @@ class JointScheduling(Scheduling):
 
     def __init__(  # noqa: PLR0913  its parts
         self,
-        engine: Engine,
+        engine: SGLangEngine,
         book: Book,
         policy: JointPolicy,
         metrics: Metrics,

@@ -7,7 +7,7 @@ from typing import Any
 
 from topas.event import Request
 from topas.online.sglang.book import Book, TaskView
-from topas.online.sglang.engine import Engine
+from topas.online.sglang.engine import SGLangEngine
 from topas.online.sglang.metrics import Metrics
 from topas.online.sglang.scheduling import Scheduling
 from topas.policies.policy import QueuePolicy
@@ -32,7 +32,12 @@ class QueueScheduling(Scheduling):
     """Sorts the queue whenever something changed."""
 
     def __init__(
-        self, engine: Engine, book: Book, policy: QueuePolicy, metrics: Metrics, clock: Callable[[], float]
+        self,
+        engine: SGLangEngine,
+        book: Book,
+        policy: QueuePolicy,
+        metrics: Metrics,
+        clock: Callable[[], float],
     ) -> None:
         super().__init__(engine, book, metrics, clock)
         self.policy = policy

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from topas.online.sglang.book import Book, Entry, Phase
-from topas.online.sglang.engine import Engine, tokens_of
+from topas.online.sglang.engine import SGLangEngine, tokens_of
 from topas.online.sglang.facts import read_facts
 from topas.online.sglang.metrics import Metrics
 
@@ -30,7 +30,9 @@ Result = TypeVar("Result")
 class Scheduling(ABC):
     """What queue and joint policies have in common in a live engine."""
 
-    def __init__(self, engine: Engine, book: Book, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: SGLangEngine, book: Book, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
         self.engine = engine
         self.book = book
         self.metrics = metrics

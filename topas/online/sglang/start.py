@@ -11,7 +11,7 @@ from topas.event import Params
 from topas.online.sglang.book import Book
 from topas.online.sglang.compat import installed_version
 from topas.online.sglang.config import ServingConfig, load_config
-from topas.online.sglang.engine import Engine
+from topas.online.sglang.engine import SGLangEngine
 from topas.online.sglang.joint_scheduling import JointScheduling
 from topas.online.sglang.log import DecisionWriter
 from topas.online.sglang.metrics import metrics_for
@@ -36,7 +36,7 @@ def start(scheduler: Any, config_path: str | None, clock: Callable[[], float]) -
     """
     config = load_config(config_path)
     policy = get_policy(scheduler.schedule_policy)
-    engine = Engine(scheduler)
+    engine = SGLangEngine(scheduler)
     book = Book(config, _profile(config, engine), config.params.on(Params()))
     info = {"policy": policy.name, "version": version("topas"), "sglang": installed_version() or ""}
     metrics = metrics_for(scheduler, info)
@@ -55,7 +55,7 @@ def start(scheduler: Any, config_path: str | None, clock: Callable[[], float]) -
     return scheduling
 
 
-def _profile(config: ServingConfig, engine: Engine) -> Profile:
+def _profile(config: ServingConfig, engine: SGLangEngine) -> Profile:
     """Return the engine's constants; memory and batch size are always the live engine's."""
     profile = load_profile(config.profile or DEFAULT_PROFILE)
     return profile.model_copy(
