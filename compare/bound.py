@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from compare.source import Source, trace_of
-from compare.study import Metrics, Played, Run
+from compare.study import Metrics, Run
 from topas.event import Params
 from topas.profile import Profile
 
@@ -136,11 +136,14 @@ class Bounded:
 
     @property
     def items(self) -> tuple[Run | BoundCase | ImproveCase, ...]:
-        """All items, as they are begun; a run of the first policy takes longest."""
+        """All items."""
         return (*self.runs, *((self.improve,) if self.improve else ()), self.bound)
 
-    def schedules(self, answers: Mapping[Any, Any]) -> list[Schedule]:
-        """Return the schedules that were found out: that of the search, then those of the policies."""
+    def played(self, answers: Mapping[Any, Any]) -> list[Schedule]:
+        """Return the schedules of the policies that finished."""
+        return [Schedule.of(run.name, answers[run].metrics) for run in self.runs if run in answers]
+
+    def known(self, answers: Mapping[Any, Any]) -> list[Schedule]:
+        """Return all schedules that were found: that of the search, then those of the policies."""
         found = [answers[self.improve]] if self.improve in answers else []
-        played: dict[Run, Played] = {run: answers[run] for run in self.runs if run in answers}
-        return [*found, *(Schedule.of(run.name, one.metrics) for run, one in played.items())]
+        return [*found, *self.played(answers)]

@@ -1,29 +1,46 @@
 """Decisions against the optimum: every event against its exact solution, whole traces against bounds.
 
-Everything is an item of one resumable pool (:mod:`compare.pool`): recorded runs in ``DIR/logs``, runs of
-policies in ``DIR/cells``, bounds and improved schedules in ``DIR/traces``, events in ``DIR/events``.
+Everything is kept: recorded runs in ``DIR/logs``, runs of policies in ``DIR/cells``, bounds and improved
+schedules in ``DIR/traces``, events in ``DIR/events``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from compare.cell import Cell, Source, cells_of, source_in_words
-from compare.gap_stats import Judged
-from compare.judge import EventCase
-from compare.kept import answer_and_keep, question_path, read_answer
+import pandas as pd
+
+from compare.bound import BoundCase, Bounded, ImproveCase
+from compare.gap_tables import events_frame, whole_trace
+from compare.judge import EventCase, Verdict
 from compare.pool import Work, folder_for, run_all
-from compare.run import attempt, cell_path, read_result
-from compare.store import key_of
-from compare.whole import BoundCase, ImproveCase, TraceCase, WholeTrace, record, recorded
+from compare.source import Source, trace_of
+from compare.store import find_out, key_of
+from compare.study import Run, runs_of
+from topas.decision import Decision
 from topas.errors import InputError
-from topas.event import Params
-from topas.formats import read_events
+from topas.event import Event, Params
+from topas.files import whole_file
+from topas.formats import log_line, read_events
+from topas.policies import baseline_names
 from topas.profile import Profile
+from topas.sim import simulate
+
+PAPER = "topas-paper"
+"""The heuristic for the paper's score: Algorithm 1."""
+
+EXACT = "topas-exact"
+"""The policy that takes the optimum of every event."""
+
+MOST_SEEDS = 50
+
+
+def usual_policies() -> tuple[str, ...]:
+    """Return the policies that stand beside a trace's bounds, the exact one first: it takes longest."""
+    return (EXACT, PAPER, "topas", *baseline_names(), "downstream-gate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +75,24 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class Gaps:
     """What came of it.
 
+    ``events`` is as :func:`compare.gap_tables.events_frame` makes it, ``traces`` as ``whole_trace``; cases
+    and verdicts are by file and index.
     ``sampled`` gives (events judged, events there are) of the groups that were sampled; ``failures`` says
     in one line what failed, and why.
     """
 
     settings: Settings
-    judged: tuple[Judged, ...]
+    events: pd.DataFrame
     cases: Mapping[tuple[str, int], EventCase]
+    verdicts: Mapping[tuple[str, int], Verdict]
     sampled: Mapping[str, tuple[int, int]]
-    traces: tuple[WholeTrace, ...]
+    traces: tuple[dict[str, object], ...]
     failures: Mapping[str, str]
-    resumed: int
-    rejected: int
+    resumed: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +108,25 @@ class Place:
         return f"{self.file}:{self.index}"
 
 
-Item = Cell | BoundCase | ImproveCase | EventCase
+def record(run: Run, path: Path) -> Path:
+    """Play a run and write its event log to ``path``."""
+    with whole_file(path) as stream:
+
+        def note(event: Event, decision: Decision) -> None:
+            stream.write(log_line(event, decision) + "\n")
+
+        simulate(trace_of(run.source), run.policy, run.profile, params=run.params, record=note)
+    return path
+
+
+def recorded(_: Run, path: Path) -> Path | None:
+    """Return the event log of a run if it is there: it was written whole, under the run's own key."""
+    return path if path.is_file() else None
 
 
 def record_all(
-    cells: Iterable[Cell], folder: Path, *, jobs: int = 1, progress: bool | None = None
-) -> tuple[Mapping[Cell, Path], dict[str, str]]:
+    runs: Iterable[Run], folder: Path, *, jobs: int = 1, progress: bool | None = None
+) -> tuple[Mapping[Run, Path], dict[str, str]]:
     """Record the events of some runs; return the logs and what failed.
 
     Raises
@@ -102,9 +135,43 @@ def record_all(
         on Ctrl-C; finished logs stay.
     """
     logs = folder_for(folder / "logs")
-    paths = {cell: logs / f"{key_of(cell)}.jsonl" for cell in cells}
+    paths = {run: logs / f"{key_of(run)}.jsonl" for run in runs}
     done = run_all(paths, Work(record, recorded), jobs=jobs, progress=progress, unit="log")
-    return done.results, {f"{cell}, events": reason for cell, reason in done.failures.items()}
+    return done.results, {f"{run}, events": reason for run, reason in done.failures.items()}
+
+
+def enough_events(
+    drawn: Mapping[str, Callable[[int], Source]], settings: Settings, folder: Path, jobs: int
+) -> list[Group]:
+    """Record seed after seed of every group until it has ``max_events`` events, or a run fails.
+
+    Parameters
+    ----------
+    drawn : by name of the group, a function of the seed.
+
+    Raises
+    ------
+    Interrupted
+        on Ctrl-C; finished logs stay.
+    """
+    sources: dict[str, list[Source]] = {name: [] for name in drawn}
+    counts = dict.fromkeys(drawn, 0)
+    for seed in range(1, MOST_SEEDS + 1):
+        short = [name for name, count in counts.items() if count < settings.max_events]
+        for name in short:
+            sources[name].append(drawn[name](seed))
+        runs = {
+            name: Run(sources[name][-1], settings.policy, settings.profile, settings.params) for name in short
+        }
+        logs, _ = record_all(runs.values(), folder, jobs=jobs)
+        for name, run in runs.items():
+            counts[name] += _lines(logs[run]) if run in logs else settings.max_events
+    return [Group(name, sources=tuple(own)) for name, own in sources.items()]
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(1 for _ in stream)
 
 
 def measure(  # noqa: PLR0913  what, how and where
@@ -115,7 +182,7 @@ def measure(  # noqa: PLR0913  what, how and where
     *,
     jobs: int = 1,
     progress: bool | None = None,
-) -> Study:
+) -> Gaps:
     """Judge the events of the groups and measure the traces; what ``folder`` holds already is not done again.
 
     Raises
@@ -126,33 +193,34 @@ def measure(  # noqa: PLR0913  what, how and where
         on Ctrl-C; finished items stay.
     """
     places, sampled, failures = _places(groups, settings, folder, jobs=jobs, progress=progress)
-    cases = [_trace_case(source, settings) for source in traces]
-    items: list[Item] = [item for case in cases for item in case.items()]
-    done = run_all(_paths([*items, *places.values()], folder), _WORK, jobs=jobs, progress=progress)
-    results, failed = done.results, done.failures
-    failures |= {str(item): failed[item] for item in items if item in failed}
-    failures |= {str(place): failed[case] for place, case in places.items() if case in failed}
-    return Study(
-        settings=settings,
-        judged=tuple(
-            Judged(place.group, place.file, place.index, results[case])
-            for place, case in places.items()
-            if case in results
-        ),
-        cases={(place.file, place.index): case for place, case in places.items()},
-        sampled=sampled,
-        traces=tuple(case.result(results, settings.policy) for case in cases),
-        failures=failures,
-        resumed=done.resumed,
-        rejected=done.rejected,
+    whole = [_bounded(source, settings) for source in traces]
+    items = [item for trace in whole for item in trace.items]
+    items.sort(key=lambda item: not (isinstance(item, Run) and item.policy == EXACT))  # it takes longest
+    done = find_out([*items, *places.values()], folder, jobs=jobs, progress=progress)
+    failures |= {str(item): done.failures[item] for item in items if item in done.failures}
+    failures |= {str(place): done.failures[case] for place, case in places.items() if case in done.failures}
+    judged = [
+        ({"group": place.group, "file": place.file, "index": place.index}, done.results[case])
+        for place, case in places.items()
+        if case in done.results
+    ]
+    return Gaps(
+        settings,
+        events_frame(judged),
+        {(place.file, place.index): case for place, case in places.items()},
+        {(p.file, p.index): done.results[case] for p, case in places.items() if case in done.results},
+        sampled,
+        tuple(whole_trace(trace, done.results, settings.policy, EXACT) for trace in whole),
+        failures,
+        done.resumed,
+        done.rejected,
     )
 
 
-def _trace_case(source: Source, settings: Settings) -> TraceCase:
+def _bounded(source: Source, settings: Settings) -> Bounded:
     profile, params, seconds = settings.profile, settings.params, settings.improve_s
-    return TraceCase(
-        source,
-        cells_of([source], settings.policies, profile, params),
+    return Bounded(
+        runs_of([source], settings.policies, profile, params),
         BoundCase(source, profile, settings.bound_s),
         ImproveCase(source, profile, params, seconds, settings.seed) if seconds > 0 else None,
     )
@@ -165,14 +233,14 @@ def _places(
     # Reading every file to its end refuses a wrong one before anything runs.
     counts = {file: _count(file) for group in groups for file in group.files}
     sources = [source for group in groups for source in group.sources]
-    cells = cells_of(sources, [settings.policy], settings.profile, settings.params)
-    logs, failures = record_all(cells, folder, jobs=jobs, progress=progress)
-    paths = {cell.source: str(path) for cell, path in logs.items()}
+    runs = runs_of(sources, [settings.policy], settings.profile, settings.params)
+    logs, failures = record_all(runs, folder, jobs=jobs, progress=progress)
+    paths = {run.source: str(path) for run, path in logs.items()}
     places: dict[Place, EventCase] = {}
     sampled = {}
     for group in groups:
         files = [(file, file) for file in group.files]
-        files += [(source_in_words(one), paths[one]) for one in group.sources if one in paths]
+        files += [(str(one), paths[one]) for one in group.sources if one in paths]
         total = sum(counts[path] if path in counts else _count(path) for _, path in files)
         found = _cases(group.name, files, total, settings)
         places |= found
@@ -213,25 +281,3 @@ def _cases(
         for number, (name, one) in enumerate(every)
         if number in wanted
     }
-
-
-def _do(item: Item, path: Path) -> Any:  # noqa: ANN401  each item has its own kind of result
-    return attempt(item, path) if isinstance(item, Cell) else answer_and_keep(item, path)
-
-
-def _read(item: Item, path: Path) -> Any:  # noqa: ANN401  the same
-    return read_result(item, path) if isinstance(item, Cell) else read_answer(item, path)
-
-
-_WORK: Work[Item, Any] = Work(_do, _read)
-
-
-def _paths(items: Iterable[Item], folder: Path) -> dict[Item, Path]:
-    cells, traces, events = (folder_for(folder / name) for name in ("cells", "traces", "events"))
-    paths: dict[Item, Path] = {}
-    for item in items:
-        if isinstance(item, Cell):
-            paths[item] = cell_path(item, cells)
-        else:
-            paths[item] = question_path(item, events if isinstance(item, EventCase) else traces)
-    return paths

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
-from compare.cell import canonical
+from compare.store import canonical
 from oracle.event import gap, solve_event
 from oracle.result import EventResult, Status
 from oracle.verify import OracleError
@@ -68,7 +68,8 @@ class EventCase:
     ``policy`` decides.
     """
 
-    kind: ClassVar[TypeAdapter[Verdict]] = TypeAdapter(Verdict)
+    kept: ClassVar[str] = "events"
+    kind: ClassVar[TypeAdapter[Any]] = TypeAdapter(Verdict)
     packed: bytes
     sha256: str
     recorded: Decision | None

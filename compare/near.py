@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from compare.cell import Cell, Points, Source, sources_of
 from compare.figures import METAGPT, SYNTHETIC
-from compare.gap import Group, Settings, measure, record_all
-from compare.gap_stats import Tally, tallies
-from compare.report import markdown_table
+from compare.gap import Settings, enough_events, measure
+from compare.gap_tables import GROUPINGS, share, tallies
+from compare.page import markdown_table
+from compare.source import Points, Source, sources_of
 from topas.event import Params
 from topas.profile import load_profile
 from traces.workloads import WorkloadOptions
 
 POLICY = "topas-score"
 TASKS, LOAD, PREFIX = 60, 0.5, 12_000
-MOST_SEEDS = 50
 
 
-def group_of(workload: str, sigma: float, settings: Settings, folder: Path, jobs: int) -> Group:
-    """Record runs of one workload until there are enough events."""
+def source_of(workload: str, sigma: float, settings: Settings, seed: int) -> Source:
+    """Return a workload with long prefixes at half load."""
     options = WorkloadOptions(prefix_tokens=PREFIX, output_sigma=sigma)
-    sources: list[Source] = []
-    count = 0
-    for seed in range(1, MOST_SEEDS + 1):
-        if count >= settings.max_events:
-            break
-        points = Points((LOAD,), loads=True, seeds=(seed,), tasks=TASKS, options=options)
-        cells = [
-            Cell(source, POLICY, settings.profile, settings.params)
-            for source in sources_of(workload, points, settings.profile)
-        ]
-        logs, _ = record_all(cells, folder, jobs=jobs)
-        sources += [cell.source for cell in cells]
-        count += sum(len(path.read_bytes().splitlines()) for path in logs.values())
-    return Group(f"{workload}, sigma {sigma:g}, K = {settings.params.K}", sources=tuple(sources))
-
-
-def rows_of(found: Sequence[Tally]) -> Iterator[list[str]]:
-    """Return one row of the table for each group."""
-    for tally in found:
-        gaps = tally.proved
-        shares = (gaps.count / tally.events, gaps.mean, gaps.p99, gaps.max)
-        proved, *rest = ("" if share is None else f"{100 * share:.3g} %" for share in shares)
-        yield [tally.name, str(tally.events), proved, str(gaps.exact), *rest]
+    points = Points((LOAD,), loads=True, seeds=(seed,), tasks=TASKS, options=options)
+    return sources_of(workload, points, settings.profile)[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,18 +51,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         time_limit_s=args.time_limit,
         max_events=args.events,
     )
-    groups = [
-        group_of(name, sigma, settings, args.output, args.jobs)
+    drawn = {
+        f"{name}, sigma {sigma:g}, K = {args.K}": partial(source_of, name, sigma, settings)
         for name in (*SYNTHETIC, *METAGPT)
         if not args.only or name in args.only
         for sigma in (float(text) for text in args.sigmas.split(","))
-    ]
-    study = measure(groups, [], settings, args.output, jobs=args.jobs)
-    for item, reason in study.failures.items():
+    }
+    groups = enough_events(drawn, settings, args.output, args.jobs)
+    gaps = measure(groups, [], settings, args.output, jobs=args.jobs)
+    for item, reason in gaps.failures.items():
         print(f"failed: {item}: {reason}", file=sys.stderr)
-    heads = ["events of", "judged", "proved", "exact", "mean gap", "p99", "max"]
-    print(markdown_table(heads, list(rows_of(tallies(study.judged, lambda one: one.group)))))
-    return 1 if study.failures else 0
+    rows = []
+    for one in tallies(gaps.events, GROUPINGS["group"](gaps.events)):
+        own = one["proved"]
+        numbers = (share(own[name]) for name in ("mean", "p99", "max"))
+        rows.append(
+            [
+                one["name"],
+                str(one["events"]),
+                share(own["count"] / one["events"]),
+                str(own["exact"]),
+                *numbers,
+            ]
+        )
+    print(markdown_table(["events of", "judged", "proved", "exact", "mean gap", "p99", "max"], rows))
+    return 1 if gaps.failures else 0
 
 
 if __name__ == "__main__":

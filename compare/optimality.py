@@ -10,23 +10,23 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from joblib import cpu_count
 
-from compare.cell import Cell, Points, Source, sources_of
 from compare.figures import METAGPT, SYNTHETIC
-from compare.gap import Group, Settings, measure, record_all
-from compare.gap_page import summary_text
-from compare.gap_report import write_gap_report
+from compare.gap import EXACT, PAPER, Settings, enough_events, measure
+from compare.gap_report import summary_text, write_gap_report
+from compare.gap_tables import over
+from compare.page import markdown_table, number, percent
 from compare.pool import Interrupted
-from compare.report import markdown_table, number, percent
-from compare.whole import EXACT, PAPER, WholeTrace
+from compare.source import Points, Source, sources_of
 from topas.event import Params
 from topas.policies import PAPER_BASELINES
 from topas.profile import load_profile
-from traces.workloads import WorkloadOptions
 
 LOADS = (0.25, 0.5, 1.0)
 RATES = {"chain-3": (0.05, 0.15, 1.0), "dag-4": (0.04, 0.16, 1.0), "dag-10-wide": (0.02, 0.05, 0.3)}
@@ -34,7 +34,6 @@ RATES = {"chain-3": (0.05, 0.15, 1.0), "dag-4": (0.04, 0.16, 1.0), "dag-10-wide"
 
 TASKS = 60
 EVENTS = 1000
-MOST_SEEDS = 50
 WORST = 20
 
 
@@ -52,62 +51,30 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def event_groups(
-    places: Iterable[tuple[str, float]], settings: Settings, folder: Path, jobs: int
-) -> list[Group]:
-    """Record seed after seed at every (workload, load) until there are enough events or a run fails.
-
-    Raises
-    ------
-    Interrupted
-        on Ctrl-C; finished logs stay.
-    """
-    sources: dict[tuple[str, float], list[Source]] = {place: [] for place in places}
-    short, counts = list(sources), dict.fromkeys(sources, 0)
-    for seed in range(1, MOST_SEEDS + 1):
-        if not short:
-            break
-        cells = {}
-        for workload, load in short:
-            (source,) = _at(workload, (load,), settings, loads=True, seed=seed)
-            sources[workload, load].append(source)
-            cells[workload, load] = Cell(source, settings.policy, settings.profile, settings.params)
-        logs, _ = record_all(cells.values(), folder, jobs=jobs)
-        for place, cell in cells.items():
-            counts[place] += _lines(logs[cell]) if cell in logs else settings.max_events
-        short = [place for place in short if counts[place] < settings.max_events]
-    return [Group(f"{name}, load {load:g}", sources=tuple(own)) for (name, load), own in sources.items()]
+def at_load(workload: str, load: float, settings: Settings, seed: int) -> Source:
+    """Return the trace of a workload at a load."""
+    points = Points((load,), loads=True, seeds=(seed,), tasks=TASKS)
+    return sources_of(workload, points, settings.profile)[0]
 
 
-def _at(
-    workload: str, at: tuple[float, ...], settings: Settings, *, loads: bool, seed: int = 1
-) -> list[Source]:
-    points = Points(at, loads=loads, seeds=(seed,), tasks=TASKS, options=WorkloadOptions())
-    return sources_of(workload, points, settings.profile)
-
-
-def _lines(path: Path) -> int:
-    with path.open("rb") as stream:
-        return sum(1 for _ in stream)
-
-
-def overview(traces: Iterable[WholeTrace]) -> str:
+def overview(traces: Iterable[Mapping[str, Any]]) -> str:
     """Return one row a trace: mean JCT of bound, best known schedule and policies, and the split."""
     rows = []
     for trace in traces:
-        means = {row.policy: row.mean_jct_s for row in trace.rows}
+        means = {row["policy"]: row["mean_jct_s"] for row in trace["rows"]}
         baselines = {name: means[name] for name in PAPER_BASELINES if name in means}
         best = min(baselines, key=lambda name: baselines[name], default=None)
-        bound = "" if trace.bounds is None else number(trace.bounds.best.mean_jct_s)
-        row = [trace.label, bound, "" if trace.best is None else number(trace.best.mean_jct_s)]
+        bound_s = trace["bounds"]["best"]["mean_jct_s"] if trace["bounds"] else None
+        row = [trace["label"], "" if bound_s is None else number(bound_s)]
+        row.append("" if trace["best"] is None else number(trace["best"]["mean_jct_s"]))
         row += [number(means[name]) if name in means else "" for name in (EXACT, PAPER)]
         row.append("" if best is None else f"{number(baselines[best])} (`{best}`)")
-        split = trace.split
-        if split is None or split.total_s <= 0:
+        split = trace["split"]
+        if split is None or split["total_s"] <= 0:
             row += [""] * 4
         else:
-            row.append(percent(trace.over_bound(means[PAPER]) or 0.0))
-            row += [percent(x / split.total_s) for x in (split.search_s, split.score_s, split.unexplained_s)]
+            row.append(percent(over(means[PAPER], bound_s) or 0.0))
+            row += [percent(split[f"{x}_s"] / split["total_s"]) for x in ("search", "score", "unexplained")]
         rows.append(row)
     heads = ["trace", "bound", "best known", EXACT, PAPER, "best baseline", f"{PAPER} over bound"]
     return markdown_table([*heads, "search", "score", "unexplained"], rows)
@@ -129,23 +96,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"expected some of {', '.join((*SYNTHETIC, *METAGPT))}, and at least 1 event")
     settings = settings_of(args)
     command = shlex.join(["python", "-m", "compare.optimality", *(sys.argv[1:] if argv is None else argv)])
-    places = [(name, load) for name in workloads for load in LOADS]
-    traces = [
-        source for name in workloads for source in _at(name, RATES.get(name, ()), settings, loads=False)
-    ]
+    drawn = {
+        f"{name}, load {load:g}": partial(at_load, name, load, settings)
+        for name in workloads
+        for load in LOADS
+    }
+    traces = [Source(name, TASKS, 1, rate) for name in workloads for rate in RATES.get(name, ())]
     try:
-        groups = event_groups(places, settings, args.output, args.jobs)
-        study = measure(groups, traces, settings, args.output, jobs=args.jobs)
+        groups = enough_events(drawn, settings, args.output, args.jobs)
+        gaps = measure(groups, traces, settings, args.output, jobs=args.jobs)
     except Interrupted as stop:
         print(f"{stop.done} of {stop.total} items are kept; the same command goes on", file=sys.stderr)
         return 130
-    for item, reason in study.failures.items():
+    for item, reason in gaps.failures.items():
         print(f"failed: {item}: {reason}", file=sys.stderr)
-    write_gap_report(study, command, args.output, WORST)
-    print(summary_text(study, WORST))
-    if study.traces:
-        print(f"\n## Overview\n\n{overview(study.traces)}")
-    return 1 if study.failures else 0
+    write_gap_report(gaps, command, args.output, WORST)
+    print(summary_text(gaps, WORST))
+    if gaps.traces:
+        print(f"\n## Overview\n\n{overview(gaps.traces)}")
+    return 1 if gaps.failures else 0
 
 
 if __name__ == "__main__":

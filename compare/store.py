@@ -19,7 +19,7 @@ from compare.pool import Done, Work, folder_for, run_all
 from topas.files import whole_file
 
 FORMAT = "topas-answer/1"
-MAKERS = ("source.py", "cases.py", "study.py", "judge.py")
+MAKERS = ("source.py", "cases.py", "study.py", "judge.py", "bound.py")
 """Modules of this package that decide what an answer is."""
 
 

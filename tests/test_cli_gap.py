@@ -17,7 +17,7 @@ import pytest
 import support_cli
 
 from compare import judge
-from compare.whole import usual_policies
+from compare.gap import usual_policies
 from topas.cli import main
 from topas.formats import event_json, read_event
 from topas.online.search import select
@@ -58,7 +58,9 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     one = SimpleNamespace(name="path", mean_jct_s=50.0, status="OPTIMAL", solve_s=0.1)
     found = SimpleNamespace(bounds=(one,), best=one, refused=())
     better = SimpleNamespace(
-        mean_jct_s=60.0, found_by="search", result=SimpleNamespace(metrics={"p99_jct_s": 90.0})
+        mean_jct_s=60.0,
+        found_by="search",
+        result=SimpleNamespace(metrics={"p99_jct_s": 90.0, "max_jct_s": 95.0}),
     )
     monkeypatch.setitem(sys.modules, "oracle.trace", SimpleNamespace(lower_bounds=lambda *_, **__: found))
     monkeypatch.setitem(sys.modules, "oracle.improve", SimpleNamespace(improve=lambda *_, **__: better))

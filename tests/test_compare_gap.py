@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from compare import judge, optimality
-from compare.cell import Cell, Generated, Result
-from compare.gap import Group, Settings, Study, measure, sample
-from compare.gap_page import markdown
-from compare.gap_report import write_gap_report
-from compare.gap_stats import Distribution, EventSummary, Judged, Tally, differences, waiting_range, worst
+from compare.bound import BoundCase, Bounded, Bounds, BoundValue, ImproveCase, Schedule
+from compare.gap import EXACT, Gaps, Group, Settings, enough_events, measure, sample
+from compare.gap_report import markdown, write_gap_report
+from compare.gap_tables import (
+    GROUPINGS,
+    Distribution,
+    differences,
+    events_frame,
+    tallies,
+    tally,
+    tied,
+    waiting_range,
+    whole_trace,
+    worst,
+)  # fmt: skip
 from compare.judge import EventCase, Verdict, verdict_on
-from compare.optimality import event_groups, overview
+from compare.optimality import overview
 from compare.pool import Interrupted
-from compare.whole import Bounds, BoundValue, Schedule, whole_trace
+from compare.source import Source
+from compare.study import METRICS, Metrics, Played, Run
 from oracle.event import gap, solve_event
 from oracle.result import EventResult, Status
 from oracle.verify import OracleError
@@ -36,16 +49,15 @@ from topas.profile import load_profile
 from topas.score import decision_on
 from topas.sim import simulate
 from traces.load import rate_for_load
-from traces.workloads import WorkloadOptions
 
 STUDY = load_profile("study")
-SOURCE = Generated("dag-4", rate_for_load("dag-4", 0.5, STUDY, 8, 1), 8, 1, WorkloadOptions())
+SOURCE = Source("dag-4", 8, 1, rate_for_load("dag-4", 0.5, STUDY, 8, 1))
 """Its events include two on which Algorithm 1 misses the optimum."""
 
 SETTINGS = Settings(STUDY, Params(), "topas-paper", ("topas-paper", "lpm"))
 
 
-def recorded(source: Generated, policy: str = "topas-paper") -> list[tuple[Event, Decision]]:
+def recorded(source: Source, policy: str = "topas-paper") -> list[tuple[Event, Decision]]:
     events: list[tuple[Event, Decision]] = []
     simulate(source.trace(), policy, STUDY, record=lambda event, made: events.append((event, made)))
     return events
@@ -85,8 +97,10 @@ def verdict(
     )
 
 
-def judged(*verdicts: Verdict) -> list[Judged]:
-    return [Judged("g", "f.jsonl", k, one) for k, one in enumerate(verdicts, start=1)]
+def judged(*verdicts: Verdict) -> pd.DataFrame:
+    return events_frame(
+        ({"group": "g", "file": "f.jsonl", "index": k}, one) for k, one in enumerate(verdicts, start=1)
+    )
 
 
 MIXED = judged(
@@ -104,27 +118,29 @@ MIXED = judged(
 # ------------------------------------------------------------------------------------------- statistics
 
 
+def distribution(count: int, exact: int, near: int, worse: int, **numbers: float | None) -> dict[str, object]:
+    return {"count": count, "exact": exact, "near": near, "worse": worse, **numbers}
+
+
 def test_proved_bounded_unknown_and_infeasible_events_never_mix() -> None:
-    tally = Tally.of("all", MIXED)
-    proved, bounded = tally.proved, tally.bounded
-    assert (tally.events, proved.count, bounded.count, tally.unknown, tally.infeasible) == (8, 4, 2, 1, 1)
-    assert (proved.exact, proved.near, proved.worse) == (1, 2, 1)
-    assert (bounded.exact, bounded.near, bounded.worse) == (1, 0, 1)
-    assert proved.mean == pytest.approx((0 + 0.005 + 0.01 + 0.5) / 4)
-    assert proved.median == pytest.approx(0.0075)
-    assert proved.max == 0.5
-    assert bounded.max == 0.5
-    assert bounded.mean == 0.25
+    found = tally("all", MIXED)
+    assert (found["events"], found["unknown"], found["infeasible"]) == (8, 1, 1)
+    mean = (0 + 0.005 + 0.01 + 0.5) / 4
+    proved = {
+        name: found["proved"][name] for name in ("count", "exact", "near", "worse", "mean", "median", "max")
+    }
+    assert proved == pytest.approx(distribution(4, 1, 2, 1, mean=mean, median=0.0075, max=0.5))
+    bounded = {name: found["bounded"][name] for name in ("count", "exact", "near", "worse", "mean", "max")}
+    assert bounded == distribution(2, 1, 0, 1, mean=0.25, max=0.5)
 
 
 def test_no_events_have_no_numbers() -> None:
     assert Distribution.of([]) == Distribution(0, 0, 0, 0, None, None, None, None, None)
-    assert Tally.of("all", judged(verdict(1, None, Status.UNKNOWN))).proved.mean is None
+    assert tally("all", judged(verdict(1, None, Status.UNKNOWN)))["proved"]["mean"] is None
 
 
 def test_one_nanosecond_is_a_gap_and_a_negative_optimum_counts_by_its_size() -> None:
-    (one,) = judged(verdict(10**15 - 1, 10**15))
-    assert Tally.of("all", [one]).proved.near == 1
+    assert tally("all", judged(verdict(10**15 - 1, 10**15)))["proved"]["near"] == 1
     assert verdict(-30, -20).gap == 0.5
     assert verdict(-5, 0).gap == 5
     assert verdict(-5, 0).gap == gap(0, -5)
@@ -141,46 +157,46 @@ def test_differences_add_up_to_the_summed_gap_and_leave_out_what_is_exact_or_unp
         (decision(100, admit=("a",)), decision(150, redo_ns=20, admit=("b",), agent="B")),
         (decision(100, admit=("c",)), decision(100, admit=("d",))),
     ]
-    some = judged(*(replace(verdict(0, 1), made=made, best=best) for made, best in pairs), MIXED[4].verdict)
-    found = {one.name: one for one in differences(some)}
-    assert {name: one.events for name, one in found.items() if one.events} == {
+    unproved = verdict(80, 90, Status.FEASIBLE, 160)
+    some = judged(*(replace(verdict(0, 1), made=made, best=best) for made, best in pairs), unproved)
+    found = {one["name"]: one for one in differences(some)}
+    assert {name: one["events"] for name, one in found.items() if one["events"]} == {
         "term admit": 2,
         "term redo": 2,
         "resident prefixes": 1,
         "admissions": 1,
     }
-    net_s = {name: one.net_s for name, one in found.items() if one.net_s is not None}
+    net_s = {name: one["net_s"] for name, one in found.items() if one["net_s"] is not None}
     assert net_s["term redo"] == pytest.approx(10e-9)
     assert sum(net_s.values()) == pytest.approx(
         sum(best.terms.score_s - made.terms.score_s for made, best in pairs)
     )
-    assert found["preemptions"].net_s is None
-    assert EventSummary.of(some, 0).tied == 1
+    assert found["preemptions"]["net_s"] is None
+    assert tied(some) == 1
 
 
 def test_the_worst_events_are_proved_ones_the_largest_gap_first() -> None:
-    assert [one.index for one in worst(MIXED, 9)] == [4, 3, 2]
-    assert [one.index for one in worst(MIXED, 1)] == [4]
-    tied = judged(verdict(1, 2), verdict(2, 4))
-    assert [one.index for one in worst(tied, 2)] == [1, 2]
+    assert list(worst(MIXED, 9)["index"]) == [4, 3, 2]
+    assert list(worst(MIXED, 1)["index"]) == [4]
+    assert list(worst(judged(verdict(1, 2), verdict(2, 4)), 2)["index"]) == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("waiting", "name"), [(0, "0-1"), (1, "0-1"), (2, "2-4"), (64, "33-64"), (65, "65 or more")]
 )
 def test_ranges_of_waiting_requests(waiting: int, name: str) -> None:
-    assert waiting_range(judged(replace(verdict(1, 1), waiting=waiting))[0]) == name
+    assert waiting_range(waiting) == name
 
 
 def test_groups_come_in_a_readable_order() -> None:
-    some = [replace(verdict(1, 1), waiting=n, enumerated=n < 3) for n in (70, 1, 3, 70)]
-    summary = EventSummary.of(judged(*some), 0)
-    assert [(one.name, one.events) for one in summary.by["waiting"]] == [
+    events = judged(*(replace(verdict(1, 1), waiting=n, enumerated=n < 3) for n in (70, 1, 3, 70)))
+    found = {key: tallies(events, names(events)) for key, names in GROUPINGS.items()}
+    assert [(one["name"], one["events"]) for one in found["waiting"]] == [
         ("0-1", 1),
         ("2-4", 1),
         ("65 or more", 2),
     ]
-    assert [one.name for one in summary.by["search"]] == ["enumerated", "grown"]
+    assert [(one["name"], one["events"]) for one in found["search"]] == [("enumerated", 1), ("grown", 3)]
 
 
 def test_a_sample_is_evenly_spaced_seeded_and_whole_where_there_is_room() -> None:
@@ -294,7 +310,7 @@ def with_solver(monkeypatch: pytest.MonkeyPatch, solver: Solver) -> Solver:
     return solver
 
 
-def events_of(folder: Path, log: str, settings: Settings = SETTINGS) -> Study:
+def events_of(folder: Path, log: str, settings: Settings = SETTINGS) -> Gaps:
     return measure([Group(log, files=(log,))], [], settings, folder)
 
 
@@ -303,14 +319,14 @@ def test_a_second_run_solves_nothing_and_writes_the_same_bytes(
 ) -> None:
     solver = with_solver(monkeypatch, Solver())
     first = events_of(tmp_path / "out", log)
-    assert len(first.judged) == len(EVENTS)
+    assert len(first.events) == len(EVENTS)
     assert solver.calls == len(list((tmp_path / "out/events").iterdir())) <= len(EVENTS)
     files = write_gap_report(first, "topas gap", tmp_path / "out", 3)
     before = [path.read_bytes() for path in files]
     solved = solver.calls
     second = events_of(tmp_path / "out", log)
     assert solver.calls == solved == second.resumed
-    assert second.judged == first.judged
+    assert second.events.equals(first.events)
     assert [
         path.read_bytes() for path in write_gap_report(second, "topas gap", tmp_path / "out", 3)
     ] == before
@@ -341,7 +357,7 @@ def test_an_interrupted_run_keeps_what_is_solved_and_goes_on(
     study = events_of(tmp_path, log)
     assert study.resumed == 3
     assert solver.calls == stopped.value.total - 3
-    assert study.judged == events_of(tmp_path, log).judged
+    assert study.events.equals(events_of(tmp_path, log).events)
 
 
 def test_a_failing_event_is_named_and_costs_no_other(
@@ -354,7 +370,7 @@ def test_a_failing_event_is_named_and_costs_no_other(
     with_solver(monkeypatch, Solver(fail))
     study = events_of(tmp_path, log)
     assert study.failures == {f"{log}:2": "OracleError: two lines"}
-    assert len(study.judged) == len(EVENTS) - 1
+    assert len(study.events) == len(EVENTS) - 1
     assert f"- {log}:2: OracleError: two lines" in markdown(study, "topas gap", 3)
 
 
@@ -381,7 +397,7 @@ def test_a_kept_file_that_is_not_that_events_verdict_is_solved_again(
     kept.write_text(spoil(whole))
     again = events_of(tmp_path, str(path))
     assert (again.resumed, again.rejected) == (0, 1)
-    assert again.judged[0].verdict.best == first.judged[0].verdict.best
+    assert [one.best for one in again.verdicts.values()] == [one.best for one in first.verdicts.values()]
 
 
 def test_equal_events_are_solved_once(tmp_path: Path, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,23 +405,23 @@ def test_equal_events_are_solved_once(tmp_path: Path, log: str, monkeypatch: pyt
     copy.write_text(Path(log).read_text())
     solver = with_solver(monkeypatch, Solver())
     study = measure([Group(name, files=(name,)) for name in (log, str(copy))], [], SETTINGS, tmp_path)
-    assert len(study.judged) == 2 * len(EVENTS)
+    assert len(study.events) == 2 * len(EVENTS)
     assert solver.calls <= len(EVENTS)
 
 
 def test_a_sampled_file_says_so(tmp_path: Path, log: str) -> None:
     study = events_of(tmp_path, log, replace(SETTINGS, max_events=3))
     assert study.sampled == {log: (3, len(EVENTS))}
-    assert len(study.judged) == 3
+    assert len(study.events) == 3
     assert f"3 of {len(EVENTS)} events were judged, evenly spaced (seed 0)" in markdown(study, "", 1)
 
 
 def test_a_policy_given_decides_instead_of_the_record(tmp_path: Path, log: str) -> None:
     study = events_of(tmp_path, log, replace(SETTINGS, decide="fcfs", max_events=4))
-    for one in study.judged:
-        event, _ = EVENTS[one.index - 1]
-        assert not one.verdict.made.preempt
-        assert one.verdict.made.terms == decision_on(event, one.verdict.made.admit).terms
+    for (_, index), one in study.verdicts.items():
+        event, _ = EVENTS[index - 1]
+        assert not one.made.preempt
+        assert one.made.terms == decision_on(event, one.made.admit).terms
 
 
 # ------------------------------------------------------------------------------------------- the report
@@ -413,20 +429,21 @@ def test_a_policy_given_decides_instead_of_the_record(tmp_path: Path, log: str) 
 
 def test_the_worst_events_are_event_files_with_both_decisions_beside_them(tmp_path: Path, log: str) -> None:
     study = events_of(tmp_path / "out", log)
-    behind = worst(study.judged, 2)
-    assert behind, "the trace is to have an event with a gap"
+    behind = worst(study.events, 2)
+    assert len(behind), "the trace is to have an event with a gap"
     (tmp_path / "out/worst").mkdir()
     (tmp_path / "out/worst/09-gap.json").write_text("of an earlier run")
     write_gap_report(study, "topas gap", tmp_path / "out", 2)
-    for rank, one in enumerate(behind, start=1):
+    for rank, (_, one) in enumerate(behind.iterrows(), start=1):
+        verdict = study.verdicts[one["file"], one["index"]]
         stem = tmp_path / f"out/worst/{rank:02d}"
         event = read_event(f"{stem}-gap.json")
         made, best = (
             decision_of_json(json.loads(Path(f"{stem}-{name}.json").read_text()))
             for name in ("made", "optimum")
         )
-        assert decision_on(event, made.admit, made.preempt).terms == made.terms == one.verdict.made.terms
-        assert gap(best.terms.score_ns, made.terms.score_ns) == one.verdict.gap
+        assert decision_on(event, made.admit, made.preempt).terms == made.terms == verdict.made.terms
+        assert gap(best.terms.score_ns, made.terms.score_ns) == verdict.gap == one["gap"]
         assert not violations(event, best)
     assert not (tmp_path / "out/worst/09-gap.json").exists()
 
@@ -450,38 +467,49 @@ def test_the_tables_hold_both_decisions_of_every_event(tmp_path: Path, log: str)
 # ----------------------------------------------------------------------------------------- whole traces
 
 
-def run_of(policy: str, mean: float) -> Result:
-    return Result(Cell(SOURCE, policy, STUDY, Params()), {"mean_jct_s": mean, "p99_jct_s": 2 * mean})
+def whole(means: Mapping[str, float], bounds: Bounds | None, improved: Schedule | None) -> dict[str, Any]:
+    """Return what a trace comes to of policies with these mean JCTs."""
+    runs = tuple(Run(SOURCE, policy, STUDY) for policy in means)
+    trace = Bounded(runs, BoundCase(SOURCE, STUDY, 1.0), ImproveCase(SOURCE, STUDY, Params(), 1.0, 0))
+    found = {**dict.fromkeys(METRICS, 1)}
+    answers: dict[object, object] = {
+        run: Played(
+            Metrics(**{**found, "mean_jct_s": mean, "p99_jct_s": 2 * mean, "max_jct_s": 3 * mean}), ()
+        )
+        for run, mean in zip(runs, means.values(), strict=True)
+    }
+    answers |= {trace.bound: bounds} if bounds else {}
+    answers |= {trace.improve: improved} if improved else {}
+    return whole_trace(trace, answers, "topas-paper", EXACT)
 
 
 BOUND = BoundValue("work", 40.0, "OPTIMAL", 1.0)
 BOUNDS = Bounds((BoundValue("path", 20.0, "OPTIMAL", 0.1), BOUND), BOUND, (("batch", "needs equal prompts"),))
+SEARCHED = Schedule("search", 50.0, 90.0, 95.0)
 
 
 def test_the_split_of_a_distance_adds_up_and_hides_no_sign() -> None:
-    means = {"topas-exact": 60.0, "topas-paper": 58.0, "lpm": 80.0}
-    runs = {name: run_of(name, mean) for name, mean in means.items()}
-    found = whole_trace(SOURCE, "topas-paper", BOUNDS, Schedule(50.0, 90.0, "search"), runs)
-    assert found.best == Schedule(50.0, 90.0, "search")
-    assert found.split is not None
-    assert (found.split.search_s, found.split.score_s, found.split.unexplained_s) == (-2.0, 10.0, 10.0)
-    assert found.split.total_s == 18.0
-    assert [row.over_bound for row in found.rows] == [pytest.approx(x) for x in (0.5, 0.45, 1.0)]
-    assert [row.over_best for row in found.rows] == [pytest.approx(x) for x in (0.2, 0.16, 0.6)]
-    page = markdown(Study(SETTINGS, (), {}, {}, (found,), {}, 0, 0), "topas gap", 0)
+    found = whole({"topas-exact": 60.0, "topas-paper": 58.0, "lpm": 80.0}, BOUNDS, SEARCHED)
+    assert found["best"] == {**asdict(SEARCHED), "over_bound": 0.25}
+    split = found["split"]
+    assert (split["search_s"], split["score_s"], split["unexplained_s"]) == (-2.0, 10.0, 10.0)
+    assert split["total_s"] == 18.0
+    assert [row["over_bound"] for row in found["rows"]] == [pytest.approx(x) for x in (0.5, 0.45, 1.0)]
+    assert [row["over_best"] for row in found["rows"]] == [pytest.approx(x) for x in (0.2, 0.16, 0.6)]
+    page = markdown(Gaps(SETTINGS, judged(), {}, {}, {}, (found,), {}), "topas gap", 0)
     assert "-11.1 %" in page
     assert "needs equal prompts" in page
+    assert "| `lpm`" in page
+    assert "80 | 160 | 240" in " ".join(page.split())
     assert "58.00" in overview([found]) or "| 58 " in overview([found])
 
 
 def test_the_best_known_schedule_may_be_a_policys() -> None:
-    found = whole_trace(
-        SOURCE, "topas-paper", None, Schedule(50.0, 90.0, "search"), {"lpm": run_of("lpm", 45.0)}
-    )
-    assert found.best == Schedule(45.0, 90.0, "lpm")
-    assert found.split is None
-    assert found.rows[0].over_bound is None
-    assert whole_trace(SOURCE, "topas-paper", None, None, {}).best is None
+    found = whole({"lpm": 45.0}, None, SEARCHED)
+    assert found["best"] == {**asdict(Schedule("lpm", 45.0, 90.0, 135.0)), "over_bound": None}
+    assert found["split"] is None
+    assert found["rows"][0]["over_bound"] is None
+    assert whole({}, None, None)["best"] is None
 
 
 def stub_oracle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -496,7 +524,9 @@ def stub_oracle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def improve(*_: object, seconds: float, **__: object) -> object:
         asked.append(f"improve {seconds:g}")
         return SimpleNamespace(
-            mean_jct_s=11.0, found_by="stub", result=SimpleNamespace(metrics={"p99_jct_s": 12.0})
+            mean_jct_s=11.0,
+            found_by="stub",
+            result=SimpleNamespace(metrics={"p99_jct_s": 12.0, "max_jct_s": 13.0}),
         )
 
     monkeypatch.setitem(sys.modules, "oracle.trace", SimpleNamespace(lower_bounds=lower_bounds))
@@ -512,10 +542,10 @@ def test_a_traces_events_runs_bounds_and_schedule_are_kept(
     groups = [Group("dag", sources=(SOURCE,))]
     first = measure(groups, [SOURCE], settings, tmp_path)
     assert not first.failures
-    assert [one.verdict.made.terms for one in first.judged] == [made.terms for _, made in EVENTS]
+    assert [one.made.terms for one in first.verdicts.values()] == [made.terms for _, made in EVENTS]
     (trace,) = first.traces
-    assert [row.policy for row in trace.rows] == ["topas-paper", "lpm"]
-    assert trace.best == Schedule(11.0, 12.0, "stub")
+    assert [row["policy"] for row in trace["rows"]] == ["topas-paper", "lpm"]
+    assert trace["best"] == {**asdict(Schedule("stub", 11.0, 12.0, 13.0)), "over_bound": pytest.approx(0.1)}
     assert sorted(asked) == ["bounds 7", "improve 5"]
     again = measure(groups, [SOURCE], settings, tmp_path)
     assert len(asked) == 2
@@ -526,8 +556,10 @@ def test_a_traces_events_runs_bounds_and_schedule_are_kept(
 def test_seeds_are_recorded_until_there_are_enough_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compare.optimality.TASKS", 3)
-    (group,) = event_groups([("chain-3", 0.5)], replace(SETTINGS, max_events=20), tmp_path, 1)
+    monkeypatch.setattr(optimality, "TASKS", 3)
+    settings = replace(SETTINGS, max_events=20)
+    drawn = {"chain-3, load 0.5": partial(optimality.at_load, "chain-3", 0.5, settings)}
+    (group,) = enough_events(drawn, settings, tmp_path, 1)
     lines = sum(len(path.read_text().splitlines()) for path in tmp_path.glob("logs/*"))
     assert group.name == "chain-3, load 0.5"
     assert [source.seed for source in group.sources] == list(range(1, len(group.sources) + 1))

@@ -16,12 +16,10 @@ from compare.cli.pooled import (
     names,
     say,
 )
-from compare.gap import Group, Settings, Study, measure
-from compare.gap_page import summary_text
-from compare.gap_report import as_json, write_gap_report
+from compare.gap import PAPER, Gaps, Group, Settings, measure, usual_policies
+from compare.gap_report import as_json, summary_text, write_gap_report
 from compare.pool import Interrupted
 from compare.source import Source, trace_file, trace_of
-from compare.whole import PAPER, usual_policies
 from oracle.extra import solver_module
 from topas.cli.check import format_of
 from topas.cli.options import add_engine_options, engine_of, params_of
@@ -104,22 +102,22 @@ def _run(args: argparse.Namespace) -> int:
     groups, traces = _plan(args, settings)
     progress = False if args.quiet else args.progress or None
     try:
-        study = measure(groups, traces, settings, folder, jobs=jobs_of(args.jobs), progress=progress)
+        gaps = measure(groups, traces, settings, folder, jobs=jobs_of(args.jobs), progress=progress)
     except Interrupted as stop:
         kept = f"{stop.done} of {stop.total} items are kept in {folder}"
         say(f"interrupted: {kept}; the same command goes on from there")
         return 130
     if not args.quiet:
-        _say_what_was_kept(study, folder)
-    _say_failures(study)
+        _say_what_was_kept(gaps, folder)
+    _say_failures(gaps)
     command = command_line(["gap", *args.what], vars(args), args.folder)
-    files = write_gap_report(study, command, folder, args.worst)
+    files = write_gap_report(gaps, command, folder, args.worst)
     if args.json:
-        done = {"resumed": study.resumed, "files": [str(path) for path in files]}
-        print(json.dumps({**as_json(study, command, args.worst), **done}))
+        done = {"resumed": gaps.resumed, "files": [str(path) for path in files]}
+        print(json.dumps({**as_json(gaps, command, args.worst), **done}))
     else:
-        print(f"{summary_text(study, args.worst)}\n\nwritten: {', '.join(map(str, files))}")
-    return 1 if study.failures else 0
+        print(f"{summary_text(gaps, args.worst)}\n\nwritten: {', '.join(map(str, files))}")
+    return 1 if gaps.failures else 0
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -166,18 +164,18 @@ def _is_trace(path: str) -> bool:
         return False  # reading it as events says what is wrong
 
 
-def _say_what_was_kept(study: Study, folder: Path) -> None:
-    if study.resumed:
-        say(f"{study.resumed} items were done before; to do them again, remove {folder}")
-    if study.rejected:
-        say(f"{study.rejected} kept items could not be used and were done again")
+def _say_what_was_kept(gaps: Gaps, folder: Path) -> None:
+    if gaps.resumed:
+        say(f"{gaps.resumed} items were done before; to do them again, remove {folder}")
+    if gaps.rejected:
+        say(f"{gaps.rejected} kept items could not be used and were done again")
 
 
-def _say_failures(study: Study) -> None:
-    for item, reason in list(study.failures.items())[:SHOWN_FAILURES]:
+def _say_failures(gaps: Gaps) -> None:
+    for item, reason in list(gaps.failures.items())[:SHOWN_FAILURES]:
         say(f"failed: {item}: {reason}")
-    if len(study.failures) > SHOWN_FAILURES:
-        say(f"{len(study.failures) - SHOWN_FAILURES} more failed: see report.md")
+    if len(gaps.failures) > SHOWN_FAILURES:
+        say(f"{len(gaps.failures) - SHOWN_FAILURES} more failed: see report.md")
 
 
 def _seconds(text: str) -> float:

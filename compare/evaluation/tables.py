@@ -222,7 +222,7 @@ def bound_rows(
     rows = []
     for trace in traces:
         bounds: Bounds | None = answers.get(trace.bound)
-        known = {one.found: one.mean_jct_s for one in trace.schedules(answers)}
+        known = {one.found: one.mean_jct_s for one in trace.known(answers)}
         by = min(known, key=lambda name: known[name], default="")
         rivals = {name: known[name] for name in baselines if name in known}
         rival = best_of("mean_jct_s", rivals) if rivals else ""

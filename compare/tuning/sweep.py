@@ -14,7 +14,7 @@ from statistics import fmean
 
 from compare.cell import Cell, Result, Source
 from compare.gap import record_all, sample
-from compare.gap_stats import Distribution
+from compare.gap_tables import Distribution
 from compare.judge import EventCase, Verdict
 from compare.kept import answer_and_keep, question_path, read_answer
 from compare.pool import Work, folder_for, run_all

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from statistics import fmean
 
 from compare.cell import Cell, Source
-from compare.gap_stats import Distribution
+from compare.gap_tables import Distribution
 from compare.report import (
     JCT,
     markdown_table,
