@@ -65,6 +65,43 @@ def structure() -> ModuleType:
     return module
 
 
+STILL = frozenset(
+    [
+        "Answer",
+        "Case",
+        "Facts",
+        "Failure",
+        "Gaps",
+        "Job",
+        "Limits",
+        "Metrics",
+        "Outcome",
+        "Phase",
+        "Plan",
+        "Played",
+        "Point",
+        "Points",
+        "Request",
+        "Row",
+        "Run",
+        "Schedule",
+        "Scratch",
+        "Settings",
+        "Summary",
+        "Work",
+    ]
+)
+"""Names that more than one class has today. It may only become shorter."""
+
+
+def test_no_new_class_takes_the_name_of_another(
+    structure: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(TOOL.parent.parent)
+    twice = structure.namesakes(structure.sources(None))
+    assert {name: paths for name, paths in twice.items() if name not in STILL} == {}
+
+
 @pytest.fixture(scope="module")
 def measured(structure: ModuleType) -> dict[str, int | str]:
     files = [structure.source("topas/one.py", ONE), structure.source("oracle/two.py", TWO)]

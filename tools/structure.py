@@ -40,7 +40,7 @@ LITERALS = {tokenize.NUMBER: "0", tokenize.STRING: "''"}
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CodeFile:
     """A file: its text, its tree, and its lines of code, each with names, texts and numbers made equal.
 
     A line of code is no blank, no comment, and no part of a docstring or an import.
@@ -61,7 +61,7 @@ class Pair:
     lines: int
 
 
-def sources(revision: str | None) -> list[Source]:
+def sources(revision: str | None) -> list[CodeFile]:
     """Return the files of a revision; of the working tree if it is None."""
     if revision is None:
         names = _git("ls-files", "-co", "--exclude-standard").decode().splitlines()
@@ -76,11 +76,10 @@ def sources(revision: str | None) -> list[Source]:
     return [source(name, texts[name]) for name in sorted(texts)]
 
 
-def measure(files: Sequence[Source], pairs: Sequence[Pair]) -> dict[str, int | str]:
+def measure(files: Sequence[CodeFile], pairs: Sequence[Pair]) -> dict[str, int | str]:
     """Return every measure by name."""
     nodes = [(file.path, node) for file in files for node in ast.walk(file.tree)]
     classes = [(path, node) for path, node in nodes if isinstance(node, ast.ClassDef)]
-    names = Counter(node.name for _, node in classes)
     tuples = {
         f"{node.name}, {path}": _fields(node)
         for path, node in classes
@@ -100,7 +99,7 @@ def measure(files: Sequence[Source], pairs: Sequence[Pair]) -> dict[str, int | s
         "files": len(files),
         "largest file": _largest(physical),
         "classes": len(classes),
-        "class names used more than once": sum(count > 1 for count in names.values()),
+        "class names used more than once": len(namesakes(files)),
         "named tuples": len(tuples),
         "- their fields": sum(tuples.values()),
         "- the largest": _largest(tuples),
@@ -113,7 +112,17 @@ def measure(files: Sequence[Source], pairs: Sequence[Pair]) -> dict[str, int | s
     }
 
 
-def duplicates(files: Sequence[Source]) -> list[Pair]:
+def namesakes(files: Sequence[CodeFile]) -> dict[str, list[str]]:
+    """Return the classes whose name others have too: the paths of all of them."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(file.path)
+    return {name: paths for name, paths in sorted(places.items()) if len(paths) > 1}
+
+
+def duplicates(files: Sequence[CodeFile]) -> list[Pair]:
     """Return pairs of places whose code differs in names, texts and numbers only, each as long as it gets."""
     lines = {file.path: list(file.code.items()) for file in files}
     places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
@@ -142,7 +151,7 @@ def _moved(place: tuple[str, int], by: int) -> tuple[str, int]:
     return place[0], place[1] + by
 
 
-def source(path: str, text: str) -> Source:
+def source(path: str, text: str) -> CodeFile:
     """Parse a file."""
     tree = ast.parse(text)
     left_out = set[int]()
@@ -162,7 +171,7 @@ def source(path: str, text: str) -> Source:
         for line in range(token.start[0], token.end[0] + 1):
             if line not in left_out:
                 code[line].append(LITERALS.get(token.type, plain))
-    return Source(path, text, tree, {line: " ".join(code[line]) for line in sorted(code)})
+    return CodeFile(path, text, tree, {line: " ".join(code[line]) for line in sorted(code)})
 
 
 def _fields(node: ast.ClassDef) -> int:
@@ -204,7 +213,11 @@ def main() -> None:
     parser.add_argument(
         "revisions", nargs="*", metavar="REV", help="revisions to set beside the working tree"
     )
-    parser.add_argument("--pairs", action="store_true", help="list the duplicate places of the working tree")
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="list the classes and places of the working tree that stand twice",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
     columns = {}
@@ -216,6 +229,8 @@ def main() -> None:
         print(json.dumps(columns))
         return
     print(*_table(columns), sep="\n")
+    for name, paths in namesakes(files).items() if args.pairs else ():
+        print(f"class {name}: {', '.join(paths)}")
     for pair in sorted(pairs, key=lambda pair: -pair.lines) if args.pairs else ():
         print(f"{pair.lines:>4} lines  {pair.left[0]}:{pair.left[1]}  {pair.right[0]}:{pair.right[1]}")
 

@@ -17,7 +17,6 @@ from compare.cli.pooled import (
     jobs_of,
     known_policies,
     names,
-    option,
     say,
 )
 from compare.comparison import SUMMARY, Comparison, screen, write_report
@@ -25,7 +24,7 @@ from compare.page import records
 from compare.plot import write_figure
 from compare.pool import Interrupted
 from compare.study import Outcome, run_study, runs_of
-from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.cli.options import add_engine_options, engine_of, option, params_of
 from topas.errors import InputError
 from topas.policies import baseline_names, policy_names
 

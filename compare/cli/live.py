@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compare.cli.points import LENGTHS
-from compare.cli.pooled import command_line, known_policies, option, say
-from topas.cli.options import engine_of, params_of
+from compare.cli.pooled import command_line, known_policies, say
+from topas.cli.options import engine_of, option, params_of
 from topas.errors import InputError
 from topas.policies import baseline_names
 

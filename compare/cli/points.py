@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from compare.cli.pooled import joined, list_of, option, say
+from compare.cli.pooled import joined, list_of, say
 from compare.source import Points, Source, sources_of, trace_file, trace_of
+from topas.cli.options import option
 from topas.errors import InputError
 from topas.profile import Profile
 from topas.sim import refuse_unservable

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from joblib import cpu_count
 
+from topas.cli.options import option
 from topas.errors import InputError
 from topas.policies import policy_names
 
@@ -84,11 +85,6 @@ def names(text: str) -> tuple[str, ...]:
 def say(text: str) -> None:
     """Write a line to stderr."""
     print(f"topas: {text}", file=sys.stderr)
-
-
-def option(name: str) -> str:
-    """Return the option of an argument: ``--max-events``."""
-    return "--" + name.replace("_", "-")
 
 
 def joined(values: Iterable[object]) -> str:

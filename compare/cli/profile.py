@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from topas.cli.options import option
 from topas.errors import InputError
 from topas.files import whole_file
 
@@ -75,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("kv_tokens", "max_running", "kv_bytes"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"expected a positive number, found {value}", field=option)
+            raise InputError(f"expected a positive number, found {value}", field=option(name))
     with whole_file(args.output) as stream, _server(args) as url:
         found = fit(
             url,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from compare.cases import CASES
-from topas.errors import InputError
-from topas.files import read_file
 from topas.params import Lookahead
 from topas.policies import baseline_names, policy_names
-from topas.schema import validate
+from topas.schema import Strict, validate
+from topas.sections import read_sections
 from traces.workloads import WORKLOADS
 
 PLAN = Path(__file__).parent.parent / "evaluation.toml"
@@ -54,13 +51,7 @@ Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_once)]
 Workloads = Annotated[list[Workload], Field(min_length=1), AfterValidator(_once)]
 
 
-class _Section(BaseModel):
-    """A strict part of the file: no conversions, no unknown fields, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class SeedSets(_Section):
+class SeedSets(Strict):
     """Seeds that were seen while developing and tuning, and those kept for the results."""
 
     development: Seeds
@@ -73,7 +64,7 @@ class SeedSets(_Section):
         return self
 
 
-class WorkloadRow(_Section):
+class WorkloadRow(Strict):
     """A workload of the grid; without sigmas it draws the outputs that are its own."""
 
     name: Workload
@@ -85,14 +76,14 @@ class WorkloadRow(_Section):
         return [None] if self.output_sigma is None else [*self.output_sigma]
 
 
-class Main(_Section):
+class Main(Strict):
     """The grid: every workload and sigma at every prefix length and load."""
 
     prefix_tokens: Annotated[list[Tokens], Field(min_length=1), AfterValidator(_once)]
     workloads: Annotated[list[WorkloadRow], Field(min_length=1)]
 
 
-class Target(_Section):
+class Target(Strict):
     """Changes that are aimed at, in percent, averaged over the loads; without sigma: outputs of its own."""
 
     workload: Workload
@@ -102,20 +93,20 @@ class Target(_Section):
     p99: float
 
 
-class Guard(_Section):
+class Guard(Strict):
     """By how many percent mean and p99 JCT may exceed the best baseline's, in any cell."""
 
     mean: Annotated[float, Field(ge=0)]
     p99: Annotated[float, Field(ge=0)]
 
 
-class Sessions(_Section):
+class Sessions(Strict):
     """The engine that recorded sessions are played on."""
 
     profile: str
 
 
-class Variant(_Section):
+class Variant(Strict):
     """A policy under a name, with some of the lookahead's parameters changed."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -123,7 +114,7 @@ class Variant(_Section):
     lookahead: Lookahead = Lookahead()
 
 
-class Ablation(_Section):
+class Ablation(Strict):
     """Variants beside the whole policy, which is the first."""
 
     workloads: Workloads
@@ -138,7 +129,7 @@ class Ablation(_Section):
         return self
 
 
-class Robustness(_Section):
+class Robustness(Strict):
     """Cases, each on these workloads and loads unless it brings its own."""
 
     workloads: Workloads
@@ -149,7 +140,7 @@ class Robustness(_Section):
     cases: Annotated[list[CaseName], Field(min_length=1), AfterValidator(_once)]
 
 
-class BoundPart(_Section):
+class BoundPart(Strict):
     """Traces that are put beside their lower bounds and the best schedules known."""
 
     workloads: Annotated[list[WorkloadRow], Field(min_length=1)]
@@ -159,7 +150,7 @@ class BoundPart(_Section):
     tasks: Count
 
 
-class Plan(_Section):
+class Plan(Strict):
     """The whole file; ``policies`` are compared with ``baselines``, the first has targets and guard."""
 
     format: Literal["topas-evaluation/1"]
@@ -204,15 +195,4 @@ def load_plan(path: Path = PLAN) -> Plan:
     InputError
         if the file cannot be read, is no TOML, or a field of it is wrong.
     """
-    source = str(path)
-    try:
-        value = tomllib.loads(read_file(path).decode())
-    except UnicodeDecodeError:
-        raise InputError("expected UTF-8 text", source=source) from None
-    except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
-        message, line = found.groups() if found else (str(error), None)
-        raise InputError(
-            f"expected TOML: {message}", source=source, line=int(line) if line else None
-        ) from None
-    return validate(Plan, value, source=source)
+    return validate(Plan, read_sections(str(path)), source=str(path))

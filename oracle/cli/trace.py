@@ -10,7 +10,7 @@ from typing import Any
 
 from oracle.improve import BestKnown, improve
 from oracle.trace import TraceBounds, lower_bounds
-from topas.cli.options import add_engine_options, engine_of, params_of
+from topas.cli.options import add_engine_options, engine_of, option, params_of
 from topas.errors import InputError
 from topas.event import Params
 from topas.profile import Profile
@@ -49,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("time_limit", "improve"):
         value = getattr(args, name)
         if not 0 <= value < math.inf:
-            option = f"--{name.replace('_', '-')}"
             raise InputError(
-                f"expected a finite number of seconds, not negative, found {value}", field=option
+                f"expected a finite number of seconds, not negative, found {value}", field=option(name)
             )
     profile, params = engine_of(args), params_of(args)
     trace = read_trace(args.trace)

@@ -35,7 +35,7 @@ Solver = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TraceItem:
     """A request; times are in ``TraceProblem.unit_ns``. ``after`` are the items it waits for."""
 
     agent: str
@@ -58,7 +58,7 @@ class TraceProblem:
     equal tasks of which the first arrives no later.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[TraceItem, ...]
     last: tuple[tuple[int, ...], ...]
     compute: dict[str, int]
     load: dict[str, int]
@@ -145,7 +145,7 @@ def problem_of(trace: Trace, profile: Profile) -> TraceProblem:
     items = []
     for row, (release, whole, prefill, tool) in zip(rows, times, strict=True):
         items.append(
-            Item(
+            TraceItem(
                 agent=row.agent,
                 task=row.task,
                 release=release // unit,
@@ -242,7 +242,7 @@ def _by_agent(problem: TraceProblem) -> dict[str, list[int]]:
     return rows
 
 
-def survives(problem: TraceProblem, agent: str, between: Item) -> bool:
+def survives(problem: TraceProblem, agent: str, between: TraceItem) -> bool:
     """Return whether an idle prefix can outlast a request of another agent (E8).
 
     When that one has finished and leftovers are trimmed, its context and its prefix are more recent.
