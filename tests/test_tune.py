@@ -21,17 +21,17 @@ import support_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compare.cell import COUNTS, METRICS, Cell, Generated, Result, Source
-from compare.pool import Interrupted
-from compare.run import Failure, Outcome
+from compare.pool import Done, Interrupted
+from compare.source import Source
+from compare.study import METRICS, Metrics, Played, Run, outcome_of
 from compare.tuning import plan as plan_module
-from compare.tuning import study as study_module
+from compare.tuning import search as search_module
 from compare.tuning.config_file import config_text, scalar
-from compare.tuning.held_out import Row, change
+from compare.tuning.held_out import overall
 from compare.tuning.loss import Reference, Weights, loss_of, references_of
 from compare.tuning.plan import Plan
+from compare.tuning.search import Found, State, search
 from compare.tuning.space import RANGES, TUNED, rounded, space_of
-from compare.tuning.study import Found, State, search
 from compare.tuning.sweep import Setting, settings_of
 from oracle.event import solve_event
 from topas.cli import main
@@ -56,9 +56,7 @@ BASE = SearchParams()
 
 
 def plan(**changes: Any) -> Plan:  # noqa: ANN401  any field
-    train: tuple[Source, ...] = tuple(
-        Generated("chain-3", 0.1, 3, k, WorkloadOptions()) for k in range(CELLS)
-    )
+    train = tuple(Source("chain-3", 3, k, 0.1) for k in range(CELLS))
     base = changes.get("base", BASE)
     fields: dict[str, Any] = {
         "policy": "topas-paper",
@@ -78,34 +76,36 @@ class Simulator:
     """Answers for the simulator: a JCT that grows with the distance of beta from 2, and with the seed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ran: list[Cell] = []
-        self.stop: Callable[[Cell], BaseException | None] = lambda _: None
-        self.fails: Callable[[Cell], bool] = lambda _: False
-        monkeypatch.setattr(study_module, "run_cells", self.run)
+        self.ran: list[Run] = []
+        self.stop: Callable[[Run], BaseException | None] = lambda _: None
+        self.fails: Callable[[Run], bool] = lambda _: False
+        monkeypatch.setattr(search_module, "find_out", self.find_out)
 
-    def run(self, cells: Sequence[Cell], folder: Path, *, jobs: int, progress: bool | None) -> Outcome:
-        """Stand for :func:`compare.run.run_cells`."""
+    def find_out(
+        self, runs: Sequence[Run], folder: Path, *, jobs: int, progress: bool | None
+    ) -> Done[Run, Played]:
+        """Stand for :func:`compare.store.find_out`."""
         del folder, jobs, progress
-        results, failures = [], []
-        for cell in cells:
-            error = self.stop(cell)
+        results, failures = {}, {}
+        for run in runs:
+            error = self.stop(run)
             if error is not None:
                 raise error
-            self.ran.append(cell)
-            if self.fails(cell):
-                failures.append(Failure(cell, "out of memory"))
+            self.ran.append(run)
+            if self.fails(run):
+                failures[run] = "out of memory"
             else:
-                results.append(Result(cell, metrics(10 + (cell.params.beta - 2) ** 2 + seed_of(cell))))
-        return Outcome(tuple(results), tuple(failures), 0, 0)
+                results[run] = played(10 + (run.params.beta - 2) ** 2 + seed_of(run))
+        return Done(results, failures, 0, 0)
 
 
-def seed_of(cell: Cell) -> int:
-    return cell.source.seed or 0
+def seed_of(run: Run) -> int:
+    return run.source.seed or 0
 
 
-def metrics(mean_s: float, p99_s: float | None = None) -> dict[str, float]:
-    whole = {name: 0 if name in COUNTS else 1.0 for name in METRICS}
-    return {**whole, "mean_jct_s": mean_s, "p99_jct_s": 2 * mean_s if p99_s is None else p99_s}
+def played(mean_s: float, p99_s: float | None = None) -> Played:
+    p99_s = 2 * mean_s if p99_s is None else p99_s
+    return Played(Metrics(**{**dict.fromkeys(METRICS, 1), "mean_jct_s": mean_s, "p99_jct_s": p99_s}), ())
 
 
 def references(what: Plan) -> dict[Source, Reference]:
@@ -139,7 +139,7 @@ def test_trial_0_is_where_the_search_starts_from(tmp_path: Path, simulator: Simu
     base = SearchParams(beta=7.5, K=5)  # outside of the usual ranges
     found = searched(tmp_path, plan(base=base), trials=3)
     assert found.trials[0].params == base
-    assert {cell.params for cell in simulator.ran[:CELLS]} == {base.on(Params())}
+    assert {run.params for run in simulator.ran[:CELLS]} == {base.on(Params())}
     assert all(trial.params != base for trial in found.trials[1:])
 
 
@@ -147,7 +147,7 @@ def test_every_trial_runs_on_the_same_traces_in_the_same_mixed_order(
     tmp_path: Path, simulator: Simulator
 ) -> None:
     searched(tmp_path, plan(prune=0.0), trials=3)
-    orders = [[seed_of(cell) for cell in simulator.ran[k : k + CELLS]] for k in range(0, 3 * CELLS, CELLS)]
+    orders = [[seed_of(run) for run in simulator.ran[k : k + CELLS]] for k in range(0, 3 * CELLS, CELLS)]
     assert orders[0] == orders[1] == orders[2]
     assert sorted(orders[0]) == list(range(CELLS)) != orders[0]
 
@@ -241,7 +241,7 @@ def test_more_trials_go_on_from_those_there_are(tmp_path: Path, simulator: Simul
 
 
 def test_a_failed_trial_is_told_counted_and_not_repeated(tmp_path: Path, simulator: Simulator) -> None:
-    simulator.fails = lambda cell: len(simulator.ran) > CELLS and seed_of(cell) == 2
+    simulator.fails = lambda run: len(simulator.ran) > CELLS and seed_of(run) == 2
     found = searched(tmp_path, trials=3)
     assert [trial.state for trial in found.trials] == [State.COMPLETE, State.FAILED, State.FAILED]
     assert "seed 2, topas-paper: out of memory" in found.trials[1].reason
@@ -567,39 +567,44 @@ def test_an_event_keeps_the_age_factor(
 # --- loss, changes, settings -------------------------------------------------------------------------------
 
 
-def cell(seed: int, policy: str = "fcfs", workload: str = "chain-3", rate: float = 0.1) -> Cell:
-    return Cell(Generated(workload, rate, 3, seed, WorkloadOptions()), policy, STUDY, Params())
+def run(seed: int, policy: str = "fcfs", rate: float = 0.1, arm: str = "") -> Run:
+    return Run(Source("chain-3", 3, seed, rate), policy, STUDY, label=arm)
 
 
 def test_the_loss_is_the_weighted_logarithm_against_the_best_baseline_of_each_metric() -> None:
-    results = [Result(cell(1), metrics(10.0, 50.0)), Result(cell(1, "spf"), metrics(12.0, 40.0))]
-    references = references_of(results)
-    assert references == {cell(1).source: Reference(10.0, 40.0)}
-    loss = loss_of(metrics(5.0, 80.0), references[cell(1).source], Weights(3.0, 0.5))
+    references = references_of({run(1): played(10.0, 50.0), run(1, "spf"): played(12.0, 40.0)})
+    assert references == {run(1).source: Reference(10.0, 40.0)}
+    loss = loss_of(played(5.0, 80.0).metrics, references[run(1).source], Weights(3.0, 0.5))
     assert loss == pytest.approx(3 * math.log(1 / 2) + 0.5 * math.log(2))
 
 
 def test_a_baseline_of_zero_seconds_is_refused() -> None:
     with pytest.raises(InputError, match=r"the best JCT on chain-3, 0\.1 tasks/s, seed 1 is 0"):
-        references_of([Result(cell(1), metrics(0.0))])
+        references_of({run(1): played(0.0)})
 
 
-def test_changes_are_paired_by_seed_on_the_logarithm() -> None:
+def test_tuned_and_default_are_paired_by_seed_in_each_cell_and_each_cell_has_one_voice() -> None:
     ratios = {(1, 0.1): 0.5, (1, 0.2): 0.5, (2, 0.1): 2.0, (2, 0.2): 8.0}
-    rows = []
-    for (seed, rate), ratio in ratios.items():
-        for arm, value in (("default", 10.0 * seed), ("tuned", 10.0 * seed * ratio), ("fcfs", 1.0)):
-            rows.append(Row(arm, Result(cell(seed, rate=rate), metrics(value)), 0.0))
-    found = change(rows, "tuned", "default", lambda row: row.result.metrics["mean_jct_s"])
-    # The seeds' mean logarithms are -ln 2 and ln 4; t(0.975, 1) = 12.7062, sd / sqrt(2) = 1.5 ln 2.
-    half = 12.7062 * 1.5 * math.log(2)
-    assert found.mean == pytest.approx(2**0.5 - 1)
-    assert found.low == pytest.approx(2**0.5 * math.exp(-half) - 1, rel=1e-4)
-    assert found.high == pytest.approx(2**0.5 * math.exp(half) - 1, rel=1e-4)
-    half_of_them = [row for row in rows if seed_of(row.result.cell) == 1]
-    one = change(half_of_them, "tuned", "default", lambda row: row.result.metrics["mean_jct_s"])
-    assert one.mean == pytest.approx(-0.5)
-    assert (one.low, one.high) == (None, None)
+
+    def told(seeds: Sequence[int]) -> dict[str, float]:
+        found = {}
+        for (seed, rate), ratio in ratios.items():
+            if seed in seeds:
+                found[run(seed, "topas", rate, "default")] = played(10.0 * seed)
+                found[run(seed, "topas-paper", rate, "tuned")] = played(10.0 * seed * ratio)
+        table = overall(outcome_of(found, found, {}).runs, "default", "tuned")
+        (row,) = table[table["metric"] == "mean_jct_s"].to_dict("records")
+        return row
+
+    # Of the default's mean of 15: -5 and -5 at seed 1, 20 and 140 at seed 2; t(0.975, 1) = 12.7062.
+    first, second = -5 / 15, (20 + 140) / 2 / 15
+    row = told((1, 2))
+    half = 12.7062 * (second - first) / 2
+    assert row["change"] == pytest.approx((first + second) / 2)
+    assert (row["low"], row["high"]) == pytest.approx((row["change"] - half, row["change"] + half), rel=1e-5)
+    one = told((1,))
+    assert one["change"] == pytest.approx(-0.5)
+    assert math.isnan(one["low"])
 
 
 def test_m_and_k_are_swept_one_at_a_time_from_the_base() -> None:
@@ -646,7 +651,7 @@ def test_the_folder_holds_report_tables_and_configuration(done: Path) -> None:
     names = {path.name for path in done.iterdir() if path.is_file()}
     assert names == {
         "report.md", "results.json", "topas.yaml", "trials.csv", "held_out.csv", "sweep.csv",
-        "timings.csv", "study.db",
+        "tails.csv", "timings.csv", "study.db",
     }  # fmt: skip
     trials = rows_of(done / "trials.csv")
     assert [row["trial"] for row in trials] == ["0", "1", "2"]
@@ -716,15 +721,15 @@ def test_the_command_in_the_report_makes_the_same_results(done: Path, tmp_path: 
 def test_an_interrupted_run_leaves_nothing_half_written_and_goes_on(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_cells = study_module.run_cells
+    find_out = search_module.find_out
     calls = iter(range(100))
 
-    def stopped(*args: Any, **named: Any) -> Outcome:  # noqa: ANN401  as the original
+    def stopped(*args: Any, **named: Any) -> Done[Run, Played]:  # noqa: ANN401  as the original
         if next(calls) == 3:
             raise Interrupted(0, 1)
-        return run_cells(*args, **named)
+        return find_out(*args, **named)
 
-    monkeypatch.setattr(study_module, "run_cells", stopped)
+    monkeypatch.setattr(search_module, "find_out", stopped)
     assert tuned(tmp_path) == 130
     assert "topas: interrupted: 1 of 3 trials are kept; the same command goes on" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"cells", "study.db"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compare.cell import Source, source_in_words
 from compare.cli.points import SEEDS, add_point_options, points_given, seed_list, sources_named
 from compare.cli.pooled import (
     add_pool_options,
@@ -22,16 +21,15 @@ from compare.cli.pooled import (
     say,
 )
 from compare.pool import Interrupted, folder_for
-from compare.run import Failure
+from compare.source import Source
+from compare.study import Run
 from compare.tuning.held_out import hold_out, references_on
 from compare.tuning.loss import Weights
-from compare.tuning.outcome import Tuning
 from compare.tuning.plan import Plan
+from compare.tuning.search import search
 from compare.tuning.space import space_of
-from compare.tuning.study import search
 from compare.tuning.sweep import VALUES, sweep
-from compare.tuning.tune_page import screen
-from compare.tuning.tune_report import as_json, timing_rows, write_tuning
+from compare.tuning.tune_report import Tuning, as_json, screen, timing_rows, write_tuning
 from oracle.extra import solver_module
 from topas.cli.options import add_engine_options, engine_of, search_params_of
 from topas.errors import InputError
@@ -180,9 +178,9 @@ def _write(args: argparse.Namespace, tuning: Tuning) -> None:
         print(f"{screen(tuning)}\n\nwritten: {', '.join(map(str, files))}")
 
 
-def _failed(failures: Sequence[Failure]) -> int:
-    for failure in failures:
-        say(f"failed: {failure.cell}: {failure.reason}")
+def _failed(failures: Mapping[Run, str]) -> int:
+    for run, reason in failures.items():
+        say(f"failed: {run}: {reason}")
     return 1
 
 
@@ -240,7 +238,7 @@ def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
     digests = {source.sha256 for source in plan.train if source.sha256}
     for source in found:
         if source.sha256 in digests:
-            raise InputError(f"{source_in_words(source)} is trained on", field="--held-out")
+            raise InputError(f"{source} is trained on", field="--held-out")
     return found
 
 

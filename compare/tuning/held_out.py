@@ -1,24 +1,22 @@
-r"""Tuned parameters against the default and the baselines, on traces that the search never saw.
+"""Tuned parameters against the default and the baselines, on traces that the search never saw.
 
-The search takes the best of many trials, so its loss on the training traces flatters the winner; what it
-is worth shows only here. Over all traces the change of a metric x is taken on the logarithm,
-
-    exp(mean over cells of ln(x tuned / x default)) - 1,
-
-with Student's t over the means of the draws: a draw is a seed, or a trace that has none.
+The search takes the best of many trials, so its loss on the training traces flatters the winner; what it is
+worth shows only here. Changes are those of :mod:`compare.change`; a draw is a seed, or a trace without one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-from compare.cell import Cell, Result, Source
-from compare.run import Failure, run_cells
-from compare.stats import Interval, Summary, interval, summarise
+import pandas as pd
+
+from compare.change import JCT, averages, changes, differences
+from compare.pool import Done
+from compare.source import Source
+from compare.store import find_out
+from compare.study import Played, Run, outcome_of, runs_of
 from compare.tuning.loss import Reference, loss_of, references_of
 from compare.tuning.plan import Plan
 from topas.event import Params
@@ -27,51 +25,41 @@ from topas.params import SearchParams
 DEFAULT, TUNED = "default", "tuned"
 """How the two settings of the policy are called beside the baselines."""
 
-JCT = ("mean_jct_s", "p99_jct_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A run on a held-out trace; ``arm`` is a baseline, :data:`DEFAULT` or :data:`TUNED`."""
-
-    arm: str
-    result: Result
-    loss: float
-
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """What the comparison came to.
 
-    ``overall`` has the change of each metric over all traces, tuned against default. ``against_best`` and
-    ``against_default`` are as :func:`compare.stats.summarise` counts them, by workload. ``loss`` is the
-    mean loss of the two settings.
+    ``runs`` has a row a trace and policy, with its loss; ``tails`` as those of a study. ``overall`` has the
+    change of each metric over all traces, tuned against default; ``against_best`` and ``against_default``
+    those by workload. ``loss`` is the mean loss of the two settings.
     """
 
-    rows: tuple[Row, ...]
-    against_best: tuple[Summary, ...]
-    against_default: tuple[Summary, ...]
-    overall: Mapping[str, Interval]
+    runs: pd.DataFrame
+    tails: pd.DataFrame
+    against_best: pd.DataFrame
+    against_default: pd.DataFrame
+    overall: pd.DataFrame
     loss: Mapping[str, float]
 
 
-def baseline_cells(plan: Plan, sources: Sequence[Source]) -> tuple[Cell, ...]:
+def baseline_runs(plan: Plan, sources: Sequence[Source]) -> tuple[Run, ...]:
     """Return the runs of the baselines; no parameter changes what they do."""
-    return tuple(Cell(source, name, plan.profile, Params()) for source in sources for name in plan.baselines)
+    return runs_of(sources, plan.baselines, plan.profile, Params())
 
 
 def references_on(
     plan: Plan, sources: Sequence[Source], folder: Path, *, jobs: int, progress: bool | None
-) -> tuple[dict[Source, Reference], tuple[Failure, ...]]:
+) -> tuple[dict[Source, Reference], Mapping[Run, str]]:
     """Run the baselines and return the best of each trace, with the runs that failed.
 
     Raises
     ------
     InputError, Interrupted
-        as :func:`compare.run.run_cells` and :func:`compare.tuning.loss.references_of` do.
+        as :func:`compare.store.find_out` and :func:`compare.tuning.loss.references_of` do.
     """
-    outcome = run_cells(baseline_cells(plan, sources), folder, jobs=jobs, progress=progress)
-    return ({} if outcome.failures else references_of(outcome.results)), outcome.failures
+    done = find_out(baseline_runs(plan, sources), folder, jobs=jobs, progress=progress, unit="cell")
+    return ({} if done.failures else references_of(done.results)), done.failures
 
 
 def hold_out(  # noqa: PLR0913  what, where and how
@@ -82,7 +70,7 @@ def hold_out(  # noqa: PLR0913  what, where and how
     *,
     jobs: int,
     progress: bool | None,
-) -> tuple[HeldOut | None, tuple[Failure, ...]]:
+) -> tuple[HeldOut | None, Mapping[Run, str]]:
     """Run baselines, default and tuned on the held-out traces; None if a run failed.
 
     Raises
@@ -90,58 +78,41 @@ def hold_out(  # noqa: PLR0913  what, where and how
     InputError, Interrupted
         as :func:`references_on` does.
     """
-    arms: dict[tuple[Source, str], Cell] = {}
+    runs: list[Run] = []
     for source in sources:
-        for cell in baseline_cells(plan, [source]):
-            arms[source, cell.policy] = cell
+        runs += baseline_runs(plan, [source])
         for arm, params in ((DEFAULT, plan.base), (TUNED, tuned)):
-            arms[source, arm] = Cell(source, plan.policy, plan.profile, params.on(Params()))
-    outcome = run_cells(tuple(dict.fromkeys(arms.values())), folder, jobs=jobs, progress=progress)
-    if outcome.failures:
-        return None, outcome.failures
-    results = {result.cell: result for result in outcome.results}
-    references = references_of(results[arms[source, name]] for source in sources for name in plan.baselines)
-    rows = tuple(
-        Row(arm, results[cell], loss_of(results[cell].metrics, references[source], plan.weights))
-        for (source, arm), cell in arms.items()
-    )
-    return _summed_up(rows, plan), ()
+            runs.append(Run(source, plan.policy, plan.profile, params.on(Params()), arm))
+    done: Done[Run, Played] = find_out(runs, folder, jobs=jobs, progress=progress, unit="cell")
+    if done.failures:
+        return None, done.failures
+    played = done.results
+    references = references_of({run: played[run] for run in baseline_runs(plan, sources)})
+    losses = [loss_of(played[run].metrics, references[run.source], plan.weights) for run in runs]
+    outcome = outcome_of(runs, played, {})
+    return summed_up(outcome.runs.assign(loss=losses), outcome.tails, plan.baselines), {}
 
 
-def _summed_up(rows: tuple[Row, ...], plan: Plan) -> HeldOut:
-    # The statistics know policies only: here each setting is one.
-    named = [Result(replace(row.result.cell, policy=row.arm), row.result.metrics) for row in rows]
-    own = [result for result in named if result.cell.policy in (DEFAULT, TUNED)]
+def summed_up(runs: pd.DataFrame, tails: pd.DataFrame, baselines: Sequence[str]) -> HeldOut:
+    """Return the statistics of some runs."""
+    metrics = list(JCT)
+    own = runs[runs["policy"].isin([DEFAULT, TUNED])]
+    against_default = changes(differences(own, ["workload"], [DEFAULT], metrics), ["workload"])
     return HeldOut(
-        rows=rows,
-        against_best=_of_jct(summarise(named, plan.baselines)),
-        against_default=_of_jct(summarise(own, (DEFAULT,))),
-        overall={metric: change(rows, TUNED, DEFAULT, metric_of(metric)) for metric in JCT},
-        loss={arm: fmean(row.loss for row in rows if row.arm == arm) for arm in (DEFAULT, TUNED)},
+        runs=runs,
+        tails=tails,
+        against_best=changes(differences(runs, ["workload"], baselines, metrics), ["workload"]),
+        against_default=against_default[against_default["policy"] == TUNED],
+        overall=overall(own, DEFAULT, TUNED),
+        loss={arm: float(own[own["policy"] == arm]["loss"].mean()) for arm in (DEFAULT, TUNED)},
     )
 
 
-def _of_jct(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
-    return tuple(one for one in summaries if one.metric in JCT)
-
-
-def metric_of(name: str) -> Callable[[Row], float]:
-    """Return what reads a metric of a row."""
-    return lambda row: row.result.metrics[name]
-
-
-def change(rows: Sequence[Row], arm: str, rival: str, value: Callable[[Row], float]) -> Interval:
-    """Return the change of a positive value over all traces, one arm against another."""
-    logs: dict[Source, dict[str, float]] = {}
-    for row in rows:
-        if row.arm in (arm, rival):
-            logs.setdefault(row.result.cell.source, {})[row.arm] = math.log(value(row))
-    draws: dict[int | str, list[float]] = {}
-    for source, own in logs.items():
-        draw = source.workload if source.seed is None else source.seed
-        draws.setdefault(draw, []).append(own[arm] - own[rival])
-    mean = math.expm1(fmean(one for own in draws.values() for one in own))
-    found = interval([fmean(own) for own in draws.values()])
-    if found.low is None or found.high is None:
-        return Interval(mean, None, None)
-    return Interval(mean, math.expm1(found.low), math.expm1(found.high))
+def overall(runs: pd.DataFrame, rival: str, arm: str) -> pd.DataFrame:
+    """Return the change of each metric over all traces, one arm against another: a row a metric."""
+    own = runs.assign(
+        point=runs["load"].where(runs["load"].notna(), runs["rate_per_s"]),
+        seed=runs["seed"].astype(object).where(runs["seed"].notna(), runs["workload"]),
+    )
+    found = averages(differences(own, ["workload", "point"], [rival], list(JCT)), [])
+    return found[found["policy"] == arm].reset_index(drop=True)

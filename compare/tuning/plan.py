@@ -10,7 +10,9 @@ from typing import Any
 
 from optuna.distributions import distribution_to_json
 
-from compare.cell import Cell, Source, canonical, code_digest, source_content
+from compare.source import Source
+from compare.store import canonical, code_digest
+from compare.study import Run
 from compare.tuning.loss import Weights
 from compare.tuning.space import Space
 from topas.event import Params
@@ -44,7 +46,7 @@ class Plan:
                 "ranges": {name: distribution_to_json(one) for name, one in self.space.items()},
                 "base": asdict(self.base),
             },
-            "other training traces": [source_content(source) for source in self.train],
+            "other training traces": [source.content() for source in self.train],
             "another engine profile": self.profile.model_dump(mode="json"),
             "other baselines or weights": [*self.baselines, self.weights.mean, self.weights.p99],
             "another seed": self.seed,
@@ -55,11 +57,11 @@ class Plan:
             words: hashlib.sha256(canonical(value).encode()).hexdigest() for words, value in contents.items()
         }
 
-    def cells(self, params: SearchParams) -> tuple[Cell, ...]:
-        """Return the training cells of some parameters, in an order that mixes loads, seeds and workloads.
+    def runs(self, params: SearchParams) -> tuple[Run, ...]:
+        """Return the training runs of some parameters, in an order that mixes loads, seeds and workloads.
 
         The order is the same for all trials: after so many cells they are compared on the same traces.
         """
         order = list(self.train)
         random.Random(self.seed).shuffle(order)  # noqa: S311  no secret
-        return tuple(Cell(source, self.policy, self.profile, params.on(Params())) for source in order)
+        return tuple(Run(source, self.policy, self.profile, params.on(Params())) for source in order)

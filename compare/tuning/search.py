@@ -26,9 +26,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tqdm import tqdm
 
-from compare.cell import Source
 from compare.pool import Interrupted
-from compare.run import run_cells
+from compare.source import Source
+from compare.store import find_out
 from compare.tuning.loss import Reference, loss_of
 from compare.tuning.plan import Plan
 from compare.tuning.space import Value, rounded
@@ -147,16 +147,16 @@ def _run(  # noqa: PLR0913  a step of the search needs all of it
     jobs: int,
 ) -> None:
     """Run a trial's cells, ``jobs`` at a time, and tell the study how it ended."""
-    cells = plan.cells(with_values(plan.base, rounded(trial.params)))
+    cells = plan.runs(with_values(plan.base, rounded(trial.params)))
     losses: list[float] = []
     for start in range(0, len(cells), jobs):
-        outcome = run_cells(cells[start : start + jobs], folder, jobs=jobs, progress=False)
-        for failure in outcome.failures:
-            trial.set_user_attr(REASON, f"{failure.cell}: {failure.reason}")
+        done = find_out(cells[start : start + jobs], folder, jobs=jobs, progress=False)
+        for run, reason in done.failures.items():
+            trial.set_user_attr(REASON, f"{run}: {reason}")
             study.tell(trial, state=TrialState.FAIL)
             return
-        for result in outcome.results:
-            losses.append(loss_of(result.metrics, references[result.cell.source], plan.weights))
+        for run, played in done.results.items():
+            losses.append(loss_of(played.metrics, references[run.source], plan.weights))
             trial.report(losses[-1], len(losses) - 1)
             if len(losses) < len(cells) and trial.should_prune():
                 study.tell(trial, state=TrialState.PRUNED)
