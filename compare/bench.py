@@ -25,6 +25,7 @@ from compare.live.side_by_side import Settings, play_all, runs_of
 from oracle.event import prepare, solve_event
 from oracle.result import Status
 from oracle.trace import lower_bounds
+from topas.cost import Cost
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
@@ -88,7 +89,7 @@ def large_event(waiting: int, agents: int, seed: int) -> Event:
         waiting=requests,
         running=[],
         resident=frozenset(list(prefixes)[:2]),
-        params=Params(swap_s_per_token=1.3e-5, decode_s_per_token=0.04),
+        params=Params(cost=Cost(swap_s_per_token=1.3e-5, decode_base_s=0.04)),
     )
 
 
@@ -152,7 +153,7 @@ def mixed_event(waiting: int, agents: int, seed: int, cap: int = 0) -> Event:
         running=running,
         resident=frozenset(resident),
         reuse_counts={name: rng.randrange(5) for name in names},
-        params=Params(swap_s_per_token=1.3e-5 * rng.choice([1, 4, 16]), decode_s_per_token=0.04, K=cap),
+        params=Params(cost=Cost(swap_s_per_token=1.3e-5 * rng.choice([1, 4, 16]), decode_base_s=0.04), K=cap),
     )
 
 

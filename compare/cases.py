@@ -67,23 +67,7 @@ class Case:
 
 def scaled_costs(event: Event, factor: float) -> Event:
     """Return the event with every time of the engine that a policy is told ``factor`` times as long."""
-    params, costs = event.params, event.params.costs
-    if costs is not None:
-        costs = replace(
-            costs,
-            prefill_base_s=costs.prefill_base_s * factor,
-            prefill_s_per_token=costs.prefill_s_per_token * factor,
-            decode_base_s=costs.decode_base_s * factor,
-            decode_s_per_seq=costs.decode_s_per_seq * factor,
-            decode_s_per_kv_token=costs.decode_s_per_kv_token * factor,
-        )
-    params = replace(
-        params,
-        costs=costs,
-        swap_s_per_token=params.swap_s_per_token * factor,
-        decode_s_per_token=params.decode_s_per_token * factor,
-    )
-    return replace(event, params=params)
+    return replace(event, params=replace(event.params, cost=event.params.cost.scaled(factor)))
 
 
 def without_dags(event: Event) -> Event:

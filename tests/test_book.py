@@ -376,10 +376,8 @@ def test_without_a_profile_times_are_scaled_to_those_of_the_latest_requests(talk
     for _ in range(8):
         entry = talk.ask()
         entry.output_tokens = 20
-        talk.run(entry, 20 * 3 * given.decode_s_per_token)
-    seen = talk.event().params
-    assert seen.decode_s_per_token == pytest.approx(3 * given.decode_s_per_token)
-    assert seen.swap_s_per_token == pytest.approx(3 * given.swap_s_per_token)
+        talk.run(entry, 20 * 3 * given.cost.decode_s_per_token)
+    assert talk.event().params.cost == pytest.approx(given.cost.scaled(3))
 
 
 def test_with_a_profile_times_are_the_profiles() -> None:
@@ -389,7 +387,7 @@ def test_with_a_profile_times_are_the_profiles() -> None:
         entry = talk.ask()
         entry.output_tokens = 1
         talk.run(entry, 7.0)
-    assert talk.event().params.decode_s_per_token == given.decode_s_per_token
+    assert talk.event().params.cost == given.cost
 
 
 # ------------------------------------------------------------------------------------------------ forgetting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from support_events import Raw, events, make_event, many
 
 from topas.cli import main
+from topas.cost import Cost
 from topas.decision import Decision, Terms
 from topas.errors import InputError
-from topas.event import Event, TaskState
+from topas.event import Event, Params, TaskState
 from topas.formats import decision_json, decision_of_json, event_json, event_of, log_line, read_event
 
 Place = tuple[str | int, ...]
@@ -370,6 +371,35 @@ def test_an_event_comes_back_equal(raw: Raw) -> None:
     again = event_of(json.loads(text))
     assert_same(again, event)
     assert json.dumps(event_json(again)) == text
+
+
+def test_every_term_of_an_engines_cost_and_its_rules_come_back() -> None:
+    cost = Cost(*(1e-3 / (k + 3) for k in range(len(Cost._fields))))
+    params = Params(cost=cost, keeps_output=True, host_cache=False, reads_shared_once=False)
+    written = event_json(replace(event_of(BASE), params=params))
+    assert set(written["params"]["costs"]) >= {*Cost._fields} - {"swap_s_per_token"}
+    assert event_of(json.loads(json.dumps(written))).params == params
+
+
+def test_an_event_that_knows_two_times_knows_no_others() -> None:
+    params = event_of(BASE).params
+    own = BASE["params"]
+    assert params.cost == Cost(
+        decode_base_s=own["decode_s_per_token"], swap_s_per_token=own["swap_s_per_token"]
+    )
+    assert "costs" not in event_json(event_of(BASE))["params"]
+
+
+def test_costs_of_another_speed_than_the_score_are_scaled_to_its_decode_step(refused: Refused) -> None:
+    costs = {"decode_base_s": 0.03, "decode_s_per_seq": 0.01, "prefill_s_per_token": 0.004, "request_s": 1.0}
+    raw = changed(("params",), BASE["params"] | {"decode_s_per_token": 0.08, "costs": costs})
+    cost = event_of(raw).params.cost
+    swap_s = BASE["params"]["swap_s_per_token"]
+    assert cost == pytest.approx(Cost(**costs).scaled(2)._replace(swap_s_per_token=swap_s))
+    raw["params"]["costs"] = {"prefill_s_per_token": 0.004}
+    assert refused(json.dumps(raw)).startswith("params.decode_s_per_token: expected 0, ")
+    raw["params"] |= {"decode_s_per_token": 0.0, "costs": costs}
+    assert refused(json.dumps(raw)).startswith("params.decode_s_per_token: expected 0.04, ")
 
 
 @many(80)

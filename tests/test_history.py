@@ -288,8 +288,8 @@ def test_an_event_adds_up_the_tasks_and_carries_the_engine() -> None:
     assert event.reuse_counts == {"B": 2}
     assert set(event.tasks) == {"t0", "t1", "t2"}
     assert event.tasks["t1"].arrival_s == 1.0
-    assert event.params.swap_s_per_token == pytest.approx(0.1)
-    assert event.params.decode_s_per_token == pytest.approx(0.2)
+    assert event.params.cost.swap_s_per_token == pytest.approx(0.1)
+    assert event.params.cost.decode_s_per_token == pytest.approx(0.2)
     assert event.params.age_scale_s == 12.0
     assert event.params.max_running == 7
 

@@ -33,6 +33,7 @@ from oracle.policy import TOPAS_EXACT, decide_exactly
 from oracle.result import EventResult, Status
 from oracle.verify import OracleError, verified
 from topas.cli import main
+from topas.cost import Cost
 from topas.decision import Decision
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
@@ -216,7 +217,7 @@ def fork(ready: int, shape: str, seed: int, others: int = 6) -> Event:
         waiting=requests,
         running=(),
         resident=frozenset(names[:1]),
-        params=Params(swap_s_per_token=0.003),
+        params=Params(cost=Cost(swap_s_per_token=0.003)),
     )
 
 

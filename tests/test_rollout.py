@@ -22,6 +22,7 @@ from topas.online.search import select
 from topas.params import Lookahead
 from topas.policies import get_policy
 from topas.policies.policy import QueuePolicy, admit_from_head
+from topas.profile import Profile
 from topas.sim import simulate
 from traces.workloads import WorkloadOptions, generate
 
@@ -41,6 +42,22 @@ def recorded_events(
 
 
 PROFILE = make_profile(kv_budget_tokens=36_000, decode_s_per_seq=0.001)
+"""Of the terms of a profile, it has the plain ones."""
+MEASURED = make_profile(
+    kv_budget_tokens=36_000,
+    prefill_base_s=0.01,
+    prefill_s_per_token=1e-5,
+    prefill_s_per_seq=0.004,
+    prefill_s_per_cached_token=5e-6,
+    prefill_s_per_pair=5e-9,
+    prefill_s_per_cached_pair=5e-9,
+    decode_base_s=0.02,
+    decode_s_per_seq=0.001,
+    decode_s_per_kv_token=2e-6,
+    request_s=0.3,
+)
+"""It has all of them."""
+MEASURED_TREE = MEASURED.model_copy(update={"prefix_sharing": "tree"})
 
 
 @pytest.mark.parametrize("policy", ["spf", "parrot-fcfs"])
@@ -61,12 +78,15 @@ def test_a_rule_admits_what_the_queue_policy_of_its_name_admits(workload: str, p
     assert checked > 10
 
 
+@pytest.mark.parametrize("profile", [PROFILE, MEASURED, MEASURED_TREE])
 @pytest.mark.parametrize("policy", ["spf", "parrot-fcfs"])
 @pytest.mark.parametrize(("workload", "tasks"), [("chain-3", 9), ("dag-4", 6), ("dag-10-wide", 3)])
-def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks: int, policy: str) -> None:
+def test_following_a_base_policy_agrees_with_the_simulator(
+    workload: str, tasks: int, policy: str, profile: Profile
+) -> None:
     trace = generate(workload, rate_per_s=1e6, tasks=tasks, seed=3, options=WorkloadOptions())
     found: list[Event] = []
-    result = simulate(trace, policy, PROFILE, record=lambda event, _: found.append(event))
+    result = simulate(trace, policy, profile, record=lambda event, _: found.append(event))
     event = next(event for event in found if len(event.tasks) == tasks)
     far = replace(event.params, lookahead=Lookahead(tail=0.0, drain=0.0, horizon=10**6))
     case = case_of(replace(event, params=far))
@@ -76,7 +96,9 @@ def test_following_a_base_policy_agrees_with_the_simulator(workload: str, tasks:
     status, out = case.situation.status, case.out[0]
     cost = kernel.play(RULES[policy], status, row, count, case.situation, scratch, out, kernel.NEVER)
     left = np.mean([task.completion_s for task in result.tasks]) - event.time_s
-    assert cost == pytest.approx(left, rel=0.03)
+    # Requests of a batch that miss a prefix compute it each in a tree (E24); clocks that begin elsewhere
+    # round elsewhere, which can put a request into the batch after. Each term is worth more than that.
+    assert cost == pytest.approx(left, rel=0.03 if profile is MEASURED_TREE else 1e-4)
 
 
 @many(150)

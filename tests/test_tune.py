@@ -461,11 +461,11 @@ def test_the_simulator_reads_a_servers_file_as_the_server_does(
     log = tmp_path / "log.jsonl"
     simulated(capsys, trace, "--policy", "topas-paper", "--config", config, "--events", str(log))
     params = asdict(logged(log))
-    from_engine = {"age_scale_s", "swap_s_per_token", "decode_s_per_token", "max_running", "costs"}
+    from_engine = {"age_scale_s", "cost", "max_running", "keeps_output", "host_cache", "reads_shared_once"}
     for name in set(params) - from_engine:
         assert params[name] == server[name], name
     h200 = load_profile("h200-141g-qwen2.5-32b")
-    assert (params["swap_s_per_token"], params["max_running"]) == (h200.swap_s_per_token, h200.max_running)
+    assert (tuple(params["cost"]), params["max_running"]) == (h200.cost, h200.max_running)
 
 
 def test_a_file_and_options_that_say_the_same_do_the_same(
@@ -489,7 +489,7 @@ def test_an_option_counts_before_the_file(
     params = logged(log)
     assert (params.beta, params.rho, params.M) == (0.25, 0.75, 3)
     assert params.max_running == STUDY.max_running
-    assert params.swap_s_per_token == STUDY.swap_s_per_token
+    assert params.cost.swap_s_per_token == STUDY.swap_s_per_token
 
 
 def test_decide_takes_the_parameters_of_a_file_for_those_of_the_event(

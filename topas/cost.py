@@ -56,6 +56,10 @@ class Cost(NamedTuple):
         return prefill + output_tokens * self.decode_s_per_token
 
 
+FREE = Cost()
+"""Of an engine of which nothing is known."""
+
+
 @kernel
 def pairs(new: int, cached: int) -> tuple[int, int]:
     """Return what one request adds to a batch's pairs: (x + y)^2 - y^2 and y^2."""

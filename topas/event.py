@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from topas.params import Costs, Params
+from topas.params import Params
 from topas.residual import Residual
 from topas.workflow import Dag
 
-__all__ = ["Costs", "Event", "Outlook", "Params", "Request", "TaskState"]
+__all__ = ["Event", "Outlook", "Params", "Request", "TaskState"]
 
 
 @dataclass(frozen=True, slots=True)

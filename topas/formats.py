@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
+from topas.cost import Cost
 from topas.decision import Decision, Terms
 from topas.errors import InputError
-from topas.event import Event, Outlook, Params, Request, TaskState
+from topas.event import Event, Outlook, Request, TaskState
 from topas.files import read_file
+from topas.params import Params, RunParams
 from topas.problem import age_weight
 from topas.residual import Residual, residual_of_seconds
-from topas.schema import MAX_BYTES, MAX_S, AgentRow, Count, Name, Seconds, Strict, parse_json, validate
+from topas.schema import (
+    MAX_BYTES,
+    MAX_S,
+    STRICT,
+    AgentRow,
+    Count,
+    Name,
+    Real,
+    Seconds,
+    Strict,
+    parse_json,
+    validate,
+)
 from topas.units import to_ns, to_s
 from topas.workflow import dag_of
 
@@ -87,11 +102,40 @@ class _Running(_Waiting):
     credit_s: Seconds
 
 
+class _Costs(Strict):
+    """What steps take, by the names of a profile, and three rules of the engine."""
+
+    prefill_base_s: Seconds = 0.0
+    prefill_s_per_token: Seconds = 0.0
+    prefill_s_per_seq: Seconds = 0.0
+    prefill_s_per_cached_token: Seconds = 0.0
+    prefill_s_per_pair: Seconds = 0.0
+    prefill_s_per_cached_pair: Seconds = 0.0
+    decode_base_s: Seconds = 0.0
+    decode_s_per_seq: Seconds = 0.0
+    decode_s_per_kv_token: Seconds = 0.0
+    request_s: Seconds = 0.0
+    keeps: bool = False
+    host: bool = True
+    shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Params(RunParams):
+    """The times that the score knows stand by themselves, all other ones in ``costs``."""
+
+    __pydantic_config__ = STRICT
+
+    swap_s_per_token: Annotated[Real, Field(ge=0)] = 0.0
+    decode_s_per_token: Annotated[Real, Field(ge=0)] = 0.0
+    costs: _Costs | None = None
+
+
 class _Event(Strict):
     format: Literal["topas-event/1"]
     time_s: Annotated[float, Field(ge=0)]
     budget_tokens: Count
-    params: Params
+    params: _Params
     agents: dict[Name, AgentRow]
     resident: list[Name]
     reuse_counts: dict[Name, Count]
@@ -157,7 +201,7 @@ def _event(raw: _Event) -> Event:
         running=tuple(requests["running"]),
         resident=resident,
         reuse_counts=dict(raw.reuse_counts),
-        params=raw.params,
+        params=_params(raw.params),
     )
 
 
@@ -197,6 +241,34 @@ def _check_costs(
 def _known(name: str, known: Mapping[str, object], kind: str, field: str) -> None:
     if name not in known:
         raise InputError(f"unknown {kind} {name!r}", field=field)
+
+
+def _params(raw: _Params) -> Params:
+    costs = _Costs() if raw.costs is None else raw.costs
+    return Params(
+        **{field.name: getattr(raw, field.name) for field in fields(RunParams)},
+        cost=_cost(raw),
+        keeps_output=costs.keeps,
+        host_cache=costs.host,
+        reads_shared_once=costs.shared,
+    )
+
+
+def _cost(raw: _Params) -> Cost:
+    """Return what work takes: the score's times as they stand, ``costs`` in proportion to its decode step."""
+    swap_s, step_s = raw.swap_s_per_token, raw.decode_s_per_token
+    if raw.costs is None:
+        return Cost(decode_base_s=step_s, swap_s_per_token=swap_s)
+    terms = raw.costs.model_dump(include=set(Cost._fields))
+    cost = Cost(**terms, swap_s_per_token=swap_s)
+    if math.isclose(cost.decode_s_per_token, step_s, rel_tol=1e-9):
+        return cost
+    if not cost.decode_s_per_token or not step_s:
+        raise InputError(
+            f"expected {cost.decode_s_per_token:g}, the time of a decode step of costs",
+            field="params.decode_s_per_token",
+        )
+    return cost.scaled(step_s / cost.decode_s_per_token)._replace(swap_s_per_token=swap_s)
 
 
 def _outlook(raw: _Outlook) -> Outlook:
@@ -309,7 +381,7 @@ def event_json(event: Event) -> dict[str, Any]:
         "format": EVENT_FORMAT,
         "time_s": event.time_s,
         "budget_tokens": event.budget_tokens,
-        "params": {k: v for k, v in asdict(event.params).items() if k != "costs" or v is not None},
+        "params": _params_json(event.params),
         "agents": {name: {"prefix_tokens": tokens} for name, tokens in sorted(event.agents.items())},
         "resident": sorted(event.resident),
         "reuse_counts": dict(sorted(event.reuse_counts.items())),
@@ -327,6 +399,21 @@ def event_json(event: Event) -> dict[str, Any]:
 
 def _outlook_json(outlook: Outlook) -> dict[str, Any]:
     return {**asdict(outlook), "outputs": list(outlook.outputs), "counts": list(outlook.counts)}
+
+
+def _params_json(params: Params) -> dict[str, Any]:
+    cost = params.cost
+    value = {name: known for name, known in asdict(params).items() if name in _Params.__dataclass_fields__}
+    value |= {"swap_s_per_token": cost.swap_s_per_token, "decode_s_per_token": cost.decode_s_per_token}
+    costs = _Costs(
+        **{name: term for name, term in cost._asdict().items() if name in _Costs.model_fields},
+        keeps=params.keeps_output,
+        host=params.host_cache,
+        shared=params.reads_shared_once,
+    )
+    if costs == _Costs(decode_base_s=cost.decode_s_per_token):
+        return value
+    return value | {"costs": costs.model_dump(exclude_defaults=True)}
 
 
 def _request_json(request: Request, *, running: bool) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, NamedTuple, cast, get_args, get_type_hints
 
 from pydantic import Field
 
-from topas.schema import STRICT, Count, Flag, Real, Seconds, Whole
+from topas.cost import FREE, Cost
+from topas.schema import STRICT, Count, Real, Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,42 +131,35 @@ class SearchParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What the engine's steps take, for policies that look ahead; units and formulas as in a profile.
-
-    ``keeps`` says whether a preempted request keeps what it has generated, ``host`` whether a prefix that
-    was let go is loaded from host memory rather than computed again.
-    """
-
-    __pydantic_config__ = STRICT
-
-    prefill_base_s: Seconds = 0.0
-    prefill_s_per_token: Seconds = 0.0
-    decode_base_s: Seconds = 0.0
-    decode_s_per_seq: Seconds = 0.0
-    decode_s_per_kv_token: Seconds = 0.0
-    keeps: Flag = False
-    host: Flag = True
-
-
-@dataclass(frozen=True, slots=True)
-class Params(SearchParams):
-    """What is chosen, and what the engine and the run add to it.
+class RunParams(SearchParams):
+    """What is chosen, and what the run adds to it.
 
     ``age_scale_s`` is H_age of Eq. 12, of which ``age_factor`` is a part already. ``max_running`` caps the
     running batch (0: no cap). ``scenarios`` and ``seed`` fix the sampled expectation of Eq. 5 where it is not
-    exact. ``costs`` are the engine's; None where they are not known.
+    exact.
     """
 
     __pydantic_config__ = STRICT
 
     age_scale_s: Annotated[Real, Field(gt=0)] = 30.0
-    swap_s_per_token: Annotated[Real, Field(ge=0)] = 0.0
-    decode_s_per_token: Annotated[Real, Field(ge=0)] = 0.0
     max_running: Count = 0
     scenarios: Annotated[Whole, Field(ge=1, le=65536)] = 256
     seed: Count = 0
-    costs: Costs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Params(RunParams):
+    """All that a policy is told beside the state: what is chosen, and what is known of the engine.
+
+    ``cost`` is what its work takes. ``keeps_output``: a preempted request keeps what it has generated.
+    ``host_cache``: a prefix that was let go is loaded from host memory rather than computed again.
+    ``reads_shared_once``: a decode step reads a prefix once for all that use it (E24).
+    """
+
+    cost: Cost = FREE
+    keeps_output: bool = False
+    host_cache: bool = True
+    reads_shared_once: bool = True
 
 
 class Parameter(NamedTuple):

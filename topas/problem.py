@@ -122,9 +122,12 @@ def compile_event(event: Event) -> Problem:
         event=event,
         agents=agents,
         prefix=ints([event.agents[a] for a in agents]),
-        swap_ns=ints([to_ns(event.agents[a] * params.swap_s_per_token) for a in agents]),
+        swap_ns=ints([to_ns(event.agents[a] * params.cost.swap_s_per_token) for a in agents]),
         reuse_ns=ints(
-            [to_ns(params.beta * reuse.get(a, 0) * event.agents[a] * params.swap_s_per_token) for a in agents]
+            [
+                to_ns(params.beta * reuse.get(a, 0) * event.agents[a] * params.cost.swap_s_per_token)
+                for a in agents
+            ]
         ),
         resident=ints([a in event.resident for a in agents]),
         waiting=waiting,
@@ -140,7 +143,7 @@ def compile_event(event: Event) -> Problem:
         running_task=ints([task_index[r.task] for r in running]),
         running_reserve=ints([r.reserve_tokens for r in running]),
         running_rank=ints([rank[r.id] for r in running]),
-        redo_ns=ints([to_ns(params.decode_s_per_token * r.generated_tokens) for r in running]),
+        redo_ns=ints([to_ns(params.cost.decode_s_per_token * r.generated_tokens) for r in running]),
         revoke_ns=ints([to_ns(r.credit_s) for r in running]),
         tasks=tuple(task_index),
         age=np.array(age, dtype=np.float64),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from topas.event import Costs, Event, Outlook, Params, Request, TaskState
+from topas.event import Event, Outlook, Params, Request, TaskState
 from topas.online.history import StageHistory
 from topas.profile import Profile
 from topas.residual import FINISHED, Residual
@@ -64,18 +64,11 @@ class Tracker:
         self._profile = profile
         self._params = replace(
             params or Params(),
-            swap_s_per_token=profile.swap_s_per_token,
-            decode_s_per_token=profile.decode_s_per_token,
+            cost=profile.cost,
             max_running=profile.max_running,
-            costs=Costs(
-                prefill_base_s=profile.prefill_base_s,
-                prefill_s_per_token=profile.prefill_s_per_token,
-                decode_base_s=profile.decode_base_s,
-                decode_s_per_seq=profile.decode_s_per_seq,
-                decode_s_per_kv_token=profile.decode_s_per_kv_token,
-                keeps=profile.redo != "decode",
-                host=profile.host_cache,
-            ),
+            keeps_output=profile.redo != "decode",
+            host_cache=profile.host_cache,
+            reads_shared_once=profile.prefix_sharing == "batch",
         )
         self.tasks: dict[str, LiveTask] = {}
         self._histories: dict[tuple[str, str], StageHistory] = {}

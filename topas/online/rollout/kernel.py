@@ -2,8 +2,8 @@
 
 ``p`` is a :class:`topas.online.rollout.situation.Situation`, ``s`` scratch arrays for it; inner loops take
 their arrays one by one, because reading an array out of a tuple counts references each time. A node is a
-request: an active one, or an expected one. Time runs in decode steps; between two completions all steps
-are alike. The rules of admission are those of the simulator's queue policies: from the head, until one
+request: an active one, or an expected one. Batches and decode steps take what :mod:`topas.cost` says. The
+rules of admission are those of the simulator's queue policies: from the head, until one
 does not fit.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from topas.compiled import allocating_kernel
+from topas.cost import decode_s, decode_steps, move_s, pairs, prefill_s
 
 LPM, SPF, PARROT, FINISH, GATHER, AGENT = 0, 1, 2, 3, 4, 5
 """Rules of admission: see :func:`choose`."""
@@ -254,11 +255,10 @@ def play(rule, status, taken, takes, p, s, out, limit):
     )
     stages, age, prefix, smallest = p.stages, p.age, p.prefix, p.smallest
     budget, max_running, least, horizon, scale = p.budget, p.max_running, p.least, p.horizon, p.scale
-    host, swap_s, prefill_base, prefill_token = p.host, p.swap_s, p.prefill_base, p.prefill_token
-    decode_base, decode_seq, decode_kv = p.decode_base, p.decode_seq, p.decode_kv
+    cost, host, shared, generated = p.cost, p.host, p.shared, p.generated
     now, arrival, left, stage_left, missing = s.status, s.arrival, s.left, s.stage_left, s.stage_missing
     users, there, ready, size, weight, heap = s.users, s.there, s.ready, s.size, s.weight, s.heap
-    run, aside, count = s.run, s.aside, s.counts
+    run, aside, count, held, coming, due = s.run, s.aside, s.counts, s.held, s.coming, s.due
     enter(status, agent, reserve, prefix, p.resident, users, there, count)
     now[:] = status
     arrival[:] = p.arrival
@@ -267,22 +267,41 @@ def play(rule, status, taken, takes, p, s, out, limit):
     missing[:] = p.stage_missing
     ready[:] = 0.0
     n = 0
+    still = np.int64(
+        0
+    )  # tokens that decode steps attend to, less those that n requests add in ``step`` steps
     for node in range(len(status)):
         if status[node] == RUNNING:
             push_run(run, n, out[node], node)
             n += 1
+            held[node] = (
+                inputs[node] + cached[node] + generated[node] + (0 if shared else prefix[agent[node]])
+            )
+            still += held[node]
+    if shared:
+        for a in range(len(users)):
+            if users[a] > 0:
+                still += prefix[a]
     for k in range(takes):
         now[taken[k]] = DONE  # not in the queue
     queue_up(rule, now, arrival, cached, depth, task, agent, left, stages, size, weight, heap)
     time, link, step, came = 0.0, 0.0, np.int64(0), np.int64(LATER)
     tasks = unfinished = len(left)
-    completions = entering = 0
+    completions = entering = first_due = last_due = 0
     deciding = takes > 0 or n > 0
     total = tail = 0.0
     limit *= tasks
     half, drain = (np.sum(left) + 1) // 2, -1.0
     while True:
-        tokens, admitted = np.int64(0), 0
+        while first_due < last_due and due[first_due] <= time:
+            came += 1
+            come(
+                rule, coming[first_due], came, now, arrival, cached, depth, task, agent, left, stages, size,
+                weight, heap,
+            )  # fmt: skip
+            first_due += 1
+        tokens = behind = new_pairs = cached_pairs = np.int64(0)
+        admitted = 0
         while True:
             if entering < takes:
                 node = taken[entering]
@@ -300,18 +319,32 @@ def play(rule, status, taken, takes, p, s, out, limit):
                 break
             a = agent[node]
             count[USED] += reserve[node]
-            tokens += inputs[node]
+            new, context = inputs[node], cached[node] + prefix[a]
+            if p.keeps:
+                new += generated[node]
+            held[node] = cached[node] + new + 1 - step
+            if not shared:
+                held[node] += prefix[a]
             if users[a] == 0:
                 count[USED] += prefix[a]
+                if shared:
+                    still += prefix[a]
                 if there[a]:
                     count[IDLE] -= prefix[a]
                 else:
                     there[a] = True
                     if host:
-                        link = max(link, time) + prefix[a] * swap_s
+                        link = max(link, time) + move_s(cost, prefix[a])
                         ready[a] = link
                     else:
-                        tokens += prefix[a]
+                        new += prefix[a]
+                        context -= prefix[a]
+            tokens += new
+            behind += context
+            more_pairs, more_cached_pairs = pairs(new, context)
+            new_pairs += more_pairs
+            cached_pairs += more_cached_pairs
+            still += held[node]
             users[a] += 1
             if count[USED] + count[IDLE] > budget:
                 for b in range(len(users)):
@@ -322,7 +355,7 @@ def play(rule, status, taken, takes, p, s, out, limit):
                             break
             finish = step + max(out[node] - 1, 0)
             if ready[a] > time:
-                step_s = decode_base + (n + 1) * decode_seq
+                step_s = decode_s(cost, n + 1, still + (n + 1) * step, 1)
                 if step_s > 0.0:
                     finish += np.int64((ready[a] - time) / step_s)
             push_run(run, n, finish, node)
@@ -333,16 +366,21 @@ def play(rule, status, taken, takes, p, s, out, limit):
             line_up(rule, aside[k], arrival, cached, depth, task, agent, left, stages, size, heap)
         count[ASIDE] = 0
         if admitted:
-            time += prefill_base + tokens * prefill_token
+            time += prefill_s(cost, admitted, tokens, behind, new_pairs, cached_pairs)
         elif n == 0 and unfinished:
-            return NEVER
+            if first_due == last_due:
+                return NEVER
+            time = max(time, due[first_due])
         deciding = False
         if total + unfinished * time > limit:
             return NEVER
         if n:
             if run[0, 0] > step:
-                time += (run[0, 0] - step) * (decode_base + n * decode_seq + count[USED] * decode_kv)
-                step = run[0, 0]
+                steps, kv = run[0, 0] - step, still + n * step
+                if first_due < last_due:
+                    steps = decode_steps(cost, n, kv, due[first_due] - time, steps)
+                time += decode_s(cost, n, kv, steps)
+                step += steps
             while n and run[0, 0] <= step:
                 n -= 1
                 node = pop_run(run, n)
@@ -351,28 +389,27 @@ def play(rule, status, taken, takes, p, s, out, limit):
                 a, t, v = agent[node], task[node], stage[node]
                 users[a] -= 1
                 count[USED] -= reserve[node]
+                still -= held[node]
                 if users[a] == 0:
                     count[USED] -= prefix[a]
                     count[IDLE] += prefix[a]
+                    if shared:
+                        still -= prefix[a]
                 left[t] -= 1
                 stage_left[v] -= 1
                 other = following[node]
                 if other >= 0 and now[other] == FUTURE:
-                    came += 1
-                    come(
-                        rule, other, came, now, arrival, cached, depth, task, agent, left, stages, size,
-                        weight, heap,
-                    )  # fmt: skip
+                    coming[last_due] = other
+                    due[last_due] = time + cost.request_s
+                    last_due += 1
                 if stage_left[v] == 0:
                     for k in range(after_at[v], after_at[v + 1]):
                         missing[after[k]] -= 1
                         other = first[after[k]]
                         if missing[after[k]] == 0 and other >= 0 and now[other] == FUTURE:
-                            came += 1
-                            come(
-                                rule, other, came, now, arrival, cached, depth, task, agent, left, stages,
-                                size, weight, heap,
-                            )  # fmt: skip
+                            coming[last_due] = other
+                            due[last_due] = time + cost.request_s
+                            last_due += 1
                 if left[t] == 0:
                     unfinished -= 1
                     total += time

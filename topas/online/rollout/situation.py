@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from topas.event import Costs, Event, Outlook, Request, TaskState
+from topas.cost import Cost
+from topas.event import Event, Outlook, Request, TaskState
 from topas.online.rollout import kernel, nodes
 from topas.residual import FloatArray, IntArray, Residual
 from topas.workflow import Dag
@@ -31,12 +32,13 @@ class Situation(NamedTuple):
     """N nodes (requests, active or expected) of T tasks with S stages and A agents.
 
     By node: ``task``, ``stage``, ``agent``, ``inputs`` (tokens to prefill), ``cached`` (context in
-    memory), ``reserve`` (d_r), ``depth``,
+    memory), ``generated`` tokens, ``reserve`` (d_r), ``depth``,
     ``following`` (the next request of its stage, -1: none), ``arrival`` (rank), ``status``, ``ghost`` (it
     comes from outside: the next round of a stage whose tool runs), ``mark`` (a random number). By stage:
     requests left, predecessors left, ``first`` expected request, successors ``after[after_at[k]:]``. By
     task: ``left`` requests, all ``stages``, ``age`` in seconds. By agent: ``prefix``, and the ``smallest``
-    reservation of its requests; ``least`` is the smallest of all. Costs in seconds.
+    reservation of its requests; ``least`` is the smallest of all. ``cost``, ``keeps``, ``host`` and
+    ``shared`` are the engine's (:class:`topas.event.Params`).
     """
 
     task: IntArray
@@ -44,6 +46,7 @@ class Situation(NamedTuple):
     agent: IntArray
     inputs: IntArray
     cached: IntArray
+    generated: IntArray
     reserve: IntArray
     depth: IntArray
     following: IntArray
@@ -72,13 +75,10 @@ class Situation(NamedTuple):
     budget: int
     max_running: int
     most_changes: int
+    cost: Cost
+    keeps: bool
     host: bool
-    prefill_base: float
-    prefill_token: float
-    decode_base: float
-    decode_seq: float
-    decode_kv: float
-    swap_s: float
+    shared: bool
     horizon: int
     tail: float
     drain: float
@@ -104,6 +104,9 @@ class Scratch(NamedTuple):
     run: IntArray
     aside: IntArray
     counts: IntArray
+    held: IntArray
+    coming: IntArray
+    due: FloatArray
 
 
 class Candidates(NamedTuple):
@@ -272,7 +275,6 @@ def case_of(event: Event) -> Case:
     resident, waits = np.zeros(many, np.bool_), np.zeros(many, np.bool_)
     resident[[agents.index[name] for name in event.resident]] = True
     waits[agent[status == kernel.WAITING]] = True
-    costs = event.params.costs or Costs(decode_base_s=token_s(event))
     age = event.time_s - np.array([state.arrival_s for state in states])
     situation = Situation(
         task=table[nodes.TASK],
@@ -280,6 +282,7 @@ def case_of(event: Event) -> Case:
         agent=agent,
         inputs=table[nodes.INPUTS],
         cached=table[nodes.CACHED],
+        generated=generated,
         reserve=table[nodes.RESERVE],
         depth=table[nodes.DEPTH],
         following=table[nodes.FOLLOWING],
@@ -308,13 +311,10 @@ def case_of(event: Event) -> Case:
         budget=event.budget_tokens,
         max_running=event.params.max_running or size,
         most_changes=event.params.K or size,
-        host=costs.host,
-        prefill_base=costs.prefill_base_s,
-        prefill_token=costs.prefill_s_per_token,
-        decode_base=costs.decode_base_s,
-        decode_seq=costs.decode_s_per_seq,
-        decode_kv=costs.decode_s_per_kv_token,
-        swap_s=event.params.swap_s_per_token,
+        cost=cost_of(event),
+        keeps=event.params.keeps_output,
+        host=event.params.host_cache,
+        shared=event.params.reads_shared_once,
         horizon=settings.horizon,
         tail=settings.tail,
         drain=settings.drain,
@@ -322,7 +322,7 @@ def case_of(event: Event) -> Case:
         margin=settings.margin,
         race=settings.race,
     )
-    return Case(situation, seen, out, generated * (not costs.keeps))
+    return Case(situation, seen, out, generated * (not event.params.keeps_output))
 
 
 def _stages(
@@ -357,7 +357,8 @@ def _stages(
 def _outlook(event: Event, residual: Residual, request: Request | None) -> Outlook:
     """Return what an event says about a stage that has no outlook: its service, as decode steps."""
     service_s = residual.mean_ns / 1e9 if request is None else request.service_s
-    tokens = max(round(service_s / token_s(event)), 1)
+    step_s = cost_of(event).decode_s_per_token
+    tokens = max(round(service_s / step_s), 1) if step_s > 0 else 1
     return Outlook("" if request is None else request.agent, 0, tokens, (tokens,), (1,))
 
 
@@ -376,10 +377,10 @@ def _may_drop(requests: IntArray, outputs: FloatArray, agents: int, share: float
     return found
 
 
-def token_s(event: Event) -> float:
-    """Return the time of a decode step of an event that does not say what steps cost."""
-    params = event.params
-    return params.decode_s_per_token if params.decode_s_per_token > 0 else 1.0
+def cost_of(event: Event) -> Cost:
+    """Return what work takes; where an event says nothing of the GPU's, a decode step takes a second."""
+    cost = event.params.cost
+    return cost if any(cost._replace(swap_s_per_token=0.0)) else cost._replace(decode_base_s=1.0)
 
 
 @lru_cache(maxsize=4096)
@@ -421,6 +422,9 @@ def room_for(case: Case) -> tuple[Scratch, Candidates]:
         run=np.empty((nodes + 1, 2), np.int64),
         aside=_room(nodes),
         counts=_room(4),
+        held=_room(nodes),
+        coming=_room(nodes),
+        due=np.empty(nodes),
     )
     candidates = Candidates(
         size=_room(1),

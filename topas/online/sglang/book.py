@@ -352,9 +352,9 @@ class Book:
         """
         if self.config.profile is not None or len(self._token_s) < MIN_PACE:
             return params
-        seen_s = median(self._token_s)
-        scale = seen_s / params.decode_s_per_token
-        return replace(params, decode_s_per_token=seen_s, swap_s_per_token=params.swap_s_per_token * scale)
+        return replace(
+            params, cost=params.cost.scaled(median(self._token_s) / params.cost.decode_s_per_token)
+        )
 
     def _credit_s(self, entry: Entry) -> float:
         """Return the credit of a running request; one that waited too long is not worth preempting again."""
