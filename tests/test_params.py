@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from topas.cli.options import add_engine_options
 from topas.errors import InputError
@@ -57,11 +58,18 @@ def test_every_parameter_outside_of_the_lookahead_is_an_option_with_its_words_an
             assert actions[name].help == f"{words} [{default}]"
 
 
-def test_documents_name_every_parameter_with_its_default() -> None:
+def test_documents_name_every_parameter_with_its_default_and_range() -> None:
     rows = [line.split("|") for line in (DOCS / "serving.md").read_text().splitlines() if line[:1] == "|"]
+    ahead = TypeAdapter(Lookahead).json_schema()["properties"]
+    limits = TypeAdapter(SearchParams).json_schema()["properties"]
+    limits |= {f"lookahead.{name}": value for name, value in ahead.items()}
     for name, parameter in PARAMETERS.items():
-        (default,) = [row[2] for row in rows if f"`{name}`" in row[1]]
+        ((default, allowed),) = [row[2:4] for row in rows if f"`{name}`" in row[1]]
         assert f"{parameter.default:g}" in default
+        limit = limits[name]
+        below = "exclusiveMaximum" in limit
+        high = limit["exclusiveMaximum" if below else "maximum"]
+        assert allowed.strip() == f"{limit['minimum']:g} to {'below ' * below}{high:,.0f}"
 
 
 def test_what_is_chosen_is_put_on_the_rest_and_taken_from_it() -> None:

@@ -783,7 +783,7 @@ def test_trace_files_are_trained_on_and_held_out(
         (["--sweep", "M=1", "M=2"], "topas: --sweep: M or K is given twice"),
         (
             ["--sweep", "M=99"],
-            "topas tune: error: argument --sweep: expected values from 0 to 16, found 'M=99'",
+            "topas tune: error: argument --sweep: M: input should be less than or equal to 16, found 99",
         ),
         (
             ["--weights", "0,0"],

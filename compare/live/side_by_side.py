@@ -31,7 +31,7 @@ from topas.files import whole_file
 from topas.params import SearchParams
 from topas.profile import Profile
 from topas.trace import TaskSpec, Trace
-from topas.workflow import Dag, Workflow, dag_of
+from topas.workflow import StageSpec, Workflow, workflow_of
 
 Item = TypeVar("Item")
 
@@ -321,20 +321,11 @@ def renamed(trace: Trace, suffix: str) -> Trace:
 
 
 def _renamed(workflow: Workflow, suffix: str) -> Workflow:
-    old = workflow.dag
-    dag = _dag(old, suffix)
-    places = [old.index[name.removesuffix(suffix)] for name in dag.names]
-    agents = tuple(workflow.agents[k] + suffix for k in places)
-    return Workflow(workflow.name, dag, agents, tuple(workflow.profiles[k] for k in places))
-
-
-def _dag(dag: Dag, suffix: str) -> Dag:
-    return dag_of(
-        {
-            name + suffix: [dag.names[k] + suffix for k in before]
-            for name, before in zip(dag.names, dag.before, strict=True)
-        }
+    stages = (
+        StageSpec(one.name + suffix, one.agent + suffix, tuple(v + suffix for v in one.after), one.profile)
+        for one in workflow.stages
     )
+    return workflow_of(workflow.name, stages)
 
 
 def row_of(

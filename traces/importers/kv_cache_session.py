@@ -11,20 +11,18 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from topas.errors import InputError
 from topas.files import read_file
-from topas.schema import Count, parse_json, validate
+from topas.schema import Count, Strict, parse_json, validate
 from topas.trace import Moment
 
 ShortName = Annotated[str, Field(max_length=100)]
 
 
-class Record(BaseModel):
+class Record(Strict, extra="ignore"):
     """An object of someone else's format: strict in what is read, open to more."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class PlainRequest(Record):
