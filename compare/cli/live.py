@@ -12,11 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare.cli.points import LENGTHS
 from compare.cli.pooled import command_line, known_policies, say
 from topas.cli.options import engine_of, option, params_of
 from topas.errors import InputError
 from topas.policies import baseline_names
+from traces.cli.lengths import lengths_of
 
 if TYPE_CHECKING:
     from compare.live.live_report import LiveComparison
@@ -157,10 +157,8 @@ def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
 
 def _size(args: argparse.Namespace, workload: str) -> Size:
     from compare.live.sizes import size_of  # noqa: PLC0415  the extra
-    from traces.workloads import WorkloadOptions  # noqa: PLC0415  the extra
 
-    given = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
-    return size_of(workload, given, args.tasks)
+    return size_of(workload, lengths_of(args), args.tasks)
 
 
 def hardware() -> str:

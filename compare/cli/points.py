@@ -13,19 +13,12 @@ from topas.cli.options import option
 from topas.errors import InputError
 from topas.profile import Profile
 from topas.sim import refuse_unservable
-from traces.workloads import FIXED, WORKLOADS, WorkloadOptions
+from traces.cli.lengths import OPTIONS, add_length_options, lengths_of
+from traces.workloads import FIXED, WORKLOADS
 
 LOADS = (0.5, 0.75)
 SEEDS = (1, 2, 3)
 TASKS = 60
-LENGTHS: dict[str, type[int | float]] = {
-    "prefix_tokens": int,
-    "input_tokens": int,
-    "output_tokens": int,
-    "max_new_tokens": int,
-    "input_sigma": float,
-    "output_sigma": float,
-}
 
 
 def add_point_options(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +35,7 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=seed_list, metavar="S,S", help=f"seeds of the traces (default: {joined(SEEDS)})"
     )
-    lengths = parser.add_argument_group("lengths of generated workloads (default: the workload's own)")
-    for name, kind in LENGTHS.items():
-        lengths.add_argument(option(name), type=kind, metavar="N" if kind is int else "X")
-    lengths.add_argument("--order", choices=["alternating", "grouped"], help="order of two-agent's requests")
+    add_length_options(parser)
 
 
 def sources_named(
@@ -65,7 +55,7 @@ def sources_named(
     """
     if len({one if one in WORKLOADS else Path(one).resolve() for one in what}) < len(what):
         raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
-    options = WorkloadOptions(order=args.order, **{name: getattr(args, name) for name in LENGTHS})
+    options = lengths_of(args)
     at = args.rates or args.loads or LOADS
     tasks = TASKS if args.tasks is None else args.tasks
     points = Points(at, args.rates is None, seeds or args.seeds or SEEDS, tasks, options)
@@ -95,7 +85,7 @@ def points_given(args: argparse.Namespace, *, drawn: bool) -> dict[str, object]:
     ``drawn`` if any trace is generated; else they decide nothing and are not shown.
     """
     if not drawn:
-        return dict.fromkeys(("rates", "loads", "seeds", "tasks", "order", *LENGTHS))
+        return dict.fromkeys(("rates", "loads", "seeds", "tasks", *OPTIONS))
     loads = None if args.rates else args.loads or LOADS
     tasks = TASKS if args.tasks is None else args.tasks
     return {"loads": loads, "seeds": args.seeds or SEEDS, "tasks": tasks}

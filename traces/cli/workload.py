@@ -9,8 +9,9 @@ from topas.errors import InputError
 from topas.trace.format import write_trace
 from topas.trace.summary import in_words, summary
 from traces.cli.arrivals import add_arrival_options, chosen_rate
+from traces.cli.lengths import add_length_options, lengths_of
 from traces.load import rate_for_load
-from traces.workloads import DEFAULT_RATE_PER_S, FIXED, WORKLOADS, WorkloadOptions, generate
+from traces.workloads import DEFAULT_RATE_PER_S, FIXED, WORKLOADS, generate
 
 DEFAULT_TASKS = 100
 
@@ -43,38 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         rate=f"needed, but for two-agent, whose default is {DEFAULT_RATE_PER_S['two-agent']:.3f}",
         tasks=f"number of tasks (default {DEFAULT_TASKS})",
     )
-    lengths = parser.add_argument_group("lengths (default: the workload's own)")
-    for name, text in (
-        ("prefix", "static prefix of an agent"),
-        ("input", "mean dynamic input of a request"),
-        ("output", "mean output of a request"),
-    ):
-        lengths.add_argument(f"--{name}-tokens", type=int, metavar="N", help=f"{text}, in tokens")
-    for name in ("input", "output"):
-        text = f"sigma of lognormal {name} lengths around their mean, 0 for fixed ones"
-        lengths.add_argument(f"--{name}-sigma", type=float, metavar="X", help=text)
-    lengths.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help="output that the client allows (the fixed output, or twice its mean where outputs vary)",
-    )
-    lengths.add_argument(
-        "--order", choices=("alternating", "grouped"), help="two-agent only (default alternating)"
-    )
+    add_length_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the trace."""
-    options = WorkloadOptions(
-        prefix_tokens=args.prefix_tokens,
-        input_tokens=args.input_tokens,
-        output_tokens=args.output_tokens,
-        output_sigma=args.output_sigma,
-        input_sigma=args.input_sigma,
-        max_new_tokens=args.max_new_tokens,
-        order=args.order,
-    )
+    options = lengths_of(args)
     tasks = DEFAULT_TASKS if args.tasks is None else args.tasks
     rate: float | None
     if args.name in FIXED:
