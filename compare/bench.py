@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from compare.cell import Generated
 from compare.live.server import ServerPaths, cpu_server_paths
-from compare.live.side_by_side import Settings, play_all, runs_of
+from compare.live.side_by_side import Servers, play_all, runs_of
+from compare.source import Source
 from oracle.event import prepare, solve_event
 from oracle.result import Status
 from oracle.trace import lower_bounds
@@ -299,16 +299,16 @@ SERVED = ("topas", "topas-paper")
 def served_figures(repeats: int, paths: ServerPaths) -> list[Figure]:
     """Measure what decisions cost inside a real server on this CPU: a burst of Chain-3, all decided."""
     options = WorkloadOptions(prefix_tokens=1000, input_tokens=64, output_tokens=64)
-    source = Generated("chain-3", 1000.0, 16, 1, options)
+    source = Source("chain-3", 16, 1, 1000.0, options=options)
     profile = load_profile("study").model_copy(update={"kv_budget_tokens": 4000, "max_running": 8})
-    settings = Settings(4000, 8, profile, Params())
+    settings = Servers(4000, 8, profile, Params())
     with tempfile.TemporaryDirectory(prefix="topas-") as folder:
         played = play_all(runs_of([source], SERVED, repeats, settings), Path(folder), paths)
         if played.failures:
             raise SimulationError(f"a run on a real server failed: {next(iter(played.failures.values()))}")
     found = []
     for policy in SERVED:
-        rows = [row for run, row in played.rows.items() if run.policy == policy]
+        rows = [row for run, row in played.results.items() if run.policy == policy]
         name = f"{policy} decision in a real SGLang server"
         found += [
             Figure(f"{name}: choosing", min(row.decision_ms_mean or 0.0 for row in rows), "ms", 2.0),

@@ -23,14 +23,18 @@ MAKERS = ("source.py", "cases.py", "study.py", "judge.py", "bound.py")
 """Modules of this package that decide what an answer is."""
 
 
-class Item(Protocol):
-    """Something to find out; ``kept`` is the folder of its answers, ``kind`` their type."""
+class Question(Protocol):
+    """Something with an answer to keep; ``kept`` is the folder of the answers, ``kind`` their type."""
 
     kept: ClassVar[str]
     kind: ClassVar[TypeAdapter[Any]]
 
     def content(self) -> dict[str, Any]:
         """Return all that the answer depends on, as a JSON object."""
+
+
+class Item(Question, Protocol):
+    """Something that can find out its answer in any process."""
 
     def answer(self) -> Any:  # noqa: ANN401  of type ``kind``
         """Find it out."""
@@ -57,7 +61,7 @@ def find_out(
     return run_all(paths, WORK, jobs=jobs, progress=progress, unit=unit)
 
 
-def answer_path(item: Item, folder: Path) -> Path:
+def answer_path(item: Question, folder: Path) -> Path:
     """Return the file of an item's answer."""
     return folder / item.kept / f"{key_of(item)}.json"
 
@@ -65,14 +69,19 @@ def answer_path(item: Item, folder: Path) -> Path:
 def answer_and_keep(item: Item, path: Path) -> Any:  # noqa: ANN401  of type ``item.kind``
     """Find the answer and write it to ``path``."""
     answer = item.answer()
+    keep(item, answer, path)
+    return answer
+
+
+def keep(item: Question, answer: Any, path: Path) -> None:  # noqa: ANN401  as above
+    """Write an answer to ``path``."""
     value = item.kind.dump_python(answer, mode="json")
     stored = {"format": FORMAT, "version": version("topas"), "item": item.content(), "answer": value}
     with whole_file(path, "wb") as stream:
         stream.write(canonical(stored).encode() + b"\n")
-    return answer
 
 
-def read_answer(item: Item, path: Path) -> Any:  # noqa: ANN401  of type ``item.kind``, or None
+def read_answer(item: Question, path: Path) -> Any:  # noqa: ANN401  of type ``item.kind``, or None
     """Return the answer that ``path`` holds, or None if there is no such valid file."""
     try:
         stored = json.loads(path.read_bytes())
@@ -86,7 +95,7 @@ def read_answer(item: Item, path: Path) -> Any:  # noqa: ANN401  of type ``item.
 WORK: Work[Any, Any] = Work(answer_and_keep, read_answer)
 
 
-def key_of(item: Item) -> str:
+def key_of(item: Question) -> str:
     """Return the SHA-256 over the canonical JSON of an item and the code that finds it out.
 
     Equal items have equal keys in every process; any change of the code finds its items out anew.

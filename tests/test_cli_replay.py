@@ -26,6 +26,7 @@ METRICS = [
     "mean_jct_s",
     "p50_jct_s",
     "p99_jct_s",
+    "max_jct_s",
     "makespan_s",
     "first_task_s",
     "requests_per_s",

@@ -14,16 +14,14 @@ import pytest
 import support_cli
 from support_server import serving_paths
 
-from compare.cell import Generated, Source
-from compare.live.live_report import at_speed, compared, markdown, screen, summary_table, write_live
+from compare.live.live_report import LiveComparison, at_speed, markdown, screen, write_live
 from compare.live.outcome import RequestResult, metrics_of
 from compare.live.player import ReplayResult
 from compare.live.server import Sample
 from compare.live.side_by_side import (
-    Played,
-    Row,
-    Run,
-    Settings,
+    LiveRow,
+    LiveRun,
+    Servers,
     fewest_computed,
     hash_of,
     play_all,
@@ -33,28 +31,32 @@ from compare.live.side_by_side import (
     write_config,
 )
 from compare.live.sizes import SIZES, SYNTHETIC, size_of
+from compare.pool import Done
+from compare.source import Source
+from compare.store import answer_path, keep
 from topas.cli import main
 from topas.event import Params
 from topas.online.sglang.config import load_config
 from topas.params import SearchParams
 from topas.profile import Profile, load_profile
 from topas.sim import simulate
-from topas.sim.result import TaskResult
+from topas.sim.result import Tail, TaskResult
 from traces.workloads import WorkloadOptions, generate
 
 PROFILE = load_profile("study").model_copy(update={"kv_budget_tokens": 4000, "max_running": 8})
-SETTINGS = Settings(4000, 8, PROFILE, Params(beta=0.5))
+SETTINGS = Servers(4000, 8, PROFILE, Params(beta=0.5))
 SHORT = WorkloadOptions(prefix_tokens=200, input_tokens=20, output_tokens=8)
-SOURCES: tuple[Source, ...] = tuple(Generated(name, 4.0, 3, 1, SHORT) for name in ("chain-3", "dag-4"))
+SOURCES = tuple(Source(name, 3, 1, 4.0, options=SHORT) for name in ("chain-3", "dag-4"))
 POLICIES = ("fcfs", "lpm", "topas")
 RUNS = runs_of(SOURCES, POLICIES, 3, SETTINGS)
 
 
-def row(mean_jct_s: float, *, decisions: int | None = None) -> Row:
-    return Row(
+def row(mean_jct_s: float, *, decisions: int | None = None) -> LiveRow:
+    return LiveRow(
         mean_jct_s=mean_jct_s,
         p50_jct_s=mean_jct_s,
         p99_jct_s=2 * mean_jct_s,
+        max_jct_s=3 * mean_jct_s,
         makespan_s=10.0,
         requests_per_s=1.0,
         mean_ttft_s=0.1,
@@ -72,6 +74,7 @@ def row(mean_jct_s: float, *, decisions: int | None = None) -> Row:
         fallbacks=None if decisions is None else 0,
         busy_s=8.0,
         expected_s=4.0,
+        tails=(Tail("agent", "A", 3, mean_jct_s, 2 * mean_jct_s, 3 * mean_jct_s),),
     )
 
 
@@ -97,7 +100,7 @@ def test_over_as_many_repeats_as_policies_each_comes_first_second_and_last_on_ea
 
 def test_runs_have_numbers_of_their_own_that_any_process_finds_again() -> None:
     assert len({hash_of(run) for run in RUNS}) == len(RUNS)
-    assert hash_of(RUNS[0]) == hash_of(Run(RUNS[0].source, RUNS[0].policy, 1, SETTINGS))
+    assert hash_of(RUNS[0]) == hash_of(LiveRun(RUNS[0].source, RUNS[0].policy, 1, SETTINGS))
 
 
 # --- what a server is given -------------------------------------------------------------------------------
@@ -234,20 +237,11 @@ def test_the_fewest_tokens_are_each_prefix_once_and_what_is_new() -> None:
 
 def test_what_is_kept_is_not_played_again_and_needs_no_server(tmp_path: Path) -> None:
     played = {run: row(1.0 + k) for k, run in enumerate(RUNS)}
+    (tmp_path / "live").mkdir()
     for run, found in played.items():
-        keep(run, found, tmp_path)
+        keep(run, found, answer_path(run, tmp_path))
     again = play_all(RUNS, tmp_path, serving_paths_of_nothing())
-    assert (again.rows, again.failures, again.resumed) == (played, {}, len(RUNS))
-
-
-def keep(run: Run, found: Row, folder: Path) -> None:
-    from compare.kept import answer_and_keep, question_path  # noqa: PLC0415  only here
-
-    (folder / "live").mkdir(exist_ok=True)
-    answer_and_keep(
-        Run(run.source, run.policy, run.repeat, run.settings, lambda _: found),
-        question_path(run, folder / "live"),
-    )
+    assert (again.results, again.failures, again.resumed) == (played, {}, len(RUNS))
 
 
 def serving_paths_of_nothing() -> object:
@@ -259,60 +253,70 @@ def serving_paths_of_nothing() -> object:
 # --- the report -------------------------------------------------------------------------------------------
 
 
-def made_up(run: Run) -> Row:
+def made_up(run: LiveRun) -> LiveRow:
     base = {"fcfs": 4.0, "lpm": 5.0, "topas": 3.0}[run.policy]
     return row(base + 0.1 * run.repeat, decisions=5 if run.policy == "topas" else None)
 
 
-def guess(_: Source, policy: str, settings: Settings) -> Mapping[str, float]:
+def guess(_: Source, policy: str, settings: Servers) -> Mapping[str, float]:
     value = {"fcfs": 4.2, "lpm": 5.2, "topas": 3.52}[policy]
     value *= settings.profile.decode_base_s / PROFILE.decode_base_s
     return dict.fromkeys(
-        ("mean_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "requests_per_s", "preemptions"), value
+        ("mean_jct_s", "p50_jct_s", "p99_jct_s", "max_jct_s", "makespan_s", "requests_per_s", "preemptions"),
+        value,
     )
 
 
-def comparison(played: Played | None = None) -> object:
-    played = played or Played({run: made_up(run) for run in RUNS}, {}, 0)
-    return compared("topas compare ...", "2 CPUs", POLICIES, ("fcfs", "lpm"), RUNS, played, guess)
+def comparison(played: Done[LiveRun, LiveRow] | None = None) -> LiveComparison:
+    played = played or Done({run: made_up(run) for run in RUNS}, {}, 0, 0)
+    return LiveComparison.of("topas compare ...", "2 CPUs", ("fcfs", "lpm"), RUNS, played, guess)
 
 
 def test_means_changes_and_predictions_are_those_of_the_rows() -> None:
-    table = summary_table(comparison().summaries)  # type: ignore[attr-defined]
+    table = comparison().summary
     (one,) = table.query("workload == 'dag-4' and metric == 'mean_jct_s' and policy == 'topas'").to_dict(
         "records"
     )
     assert one["mean"] == pytest.approx(3.2)
     assert (one["runs"], one["best_baseline"]) == (3, "fcfs")
     assert one["change"] == pytest.approx(3.2 / 4.2 - 1)
-    pairs = [(3 + k) / (4 + k) - 1 for k in (0.1, 0.2, 0.3)]
-    assert one["paired_change"] == pytest.approx(sum(pairs) / 3)
-    assert one["paired_low"] < one["paired_change"] < one["paired_high"]
+    # every pair is a second apart, so that the interval has no width
+    assert (one["change_low"], one["change_high"]) == pytest.approx((one["change"], one["change"]))
     assert one["error"] == pytest.approx(3.52 / 3.2 - 1)
     assert one["paced_error"] == pytest.approx(2 * 3.52 / 3.2 - 1)  # the machine had half its speed
     assert one["low"] == pytest.approx(3.2 - 4.30265 * 0.1 / 3**0.5, rel=1e-4)
 
 
 def test_the_page_and_the_tables_hold_every_policy_and_its_error(tmp_path: Path) -> None:
-    files = write_live(comparison(), tmp_path)  # type: ignore[arg-type]
-    assert {path.name for path in files} == {"live.csv", "live.parquet", "summary.csv", "report.md"}
+    files = write_live(comparison(), tmp_path)
+    assert {path.name for path in files} == {
+        "live.csv", "live.parquet", "summary.csv", "tails.csv", "report.md",
+    }  # fmt: skip
     assert len(pd.read_parquet(tmp_path / "live.parquet")) == len(RUNS)
     page = (tmp_path / "report.md").read_text()
-    for words in ("topas compare ...", "2 CPUs", "18 of 18 runs", "3.52 (+10.0 %)", "| `topas`", "1.00 %"):
+    for words in (
+        "topas compare ...",
+        "2 CPUs",
+        "18 of 18 runs",
+        "3.52 (+10.0 %)",
+        "| `topas`",
+        "1.00 %",
+        "6.4 / 9.9",
+    ):
         assert words.strip("| `") in page
-    assert "+10.0 %" in screen(comparison())  # type: ignore[arg-type]
+    assert "+10.0 %" in screen(comparison())
 
 
 def test_a_policy_that_misses_a_run_has_no_mean() -> None:
     rows = {run: made_up(run) for run in RUNS}
     lost = next(run for run in RUNS if run.policy == "lpm")
     del rows[lost]
-    found = comparison(Played(rows, {lost: "died"}, 0))
-    table = summary_table(found.summaries)  # type: ignore[attr-defined]
+    found = comparison(Done(rows, {lost: "died"}, 0, 0))
+    table = found.summary
     kept = table[(table["workload"] == lost.source.workload) & (table["metric"] == "mean_jct_s")]
     assert list(kept["policy"]) == ["fcfs", "topas"]
-    assert "## Failed runs" in markdown(found)  # type: ignore[arg-type]
-    assert "died" in markdown(found)  # type: ignore[arg-type]
+    assert "## Failed runs" in markdown(found)
+    assert "died" in markdown(found)
 
 
 # --- the command ------------------------------------------------------------------------------------------

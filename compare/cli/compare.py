@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from compare.cli.live import PROFILE, add_live_options, run_live
 from compare.cli.points import add_point_options, points_given, sources_named
 from compare.cli.pooled import (
     add_pool_options,
@@ -20,6 +19,7 @@ from compare.cli.pooled import (
     say,
 )
 from compare.comparison import SUMMARY, Comparison, screen, write_report
+from compare.live.sizes import PROFILE
 from compare.page import records
 from compare.plot import write_figure
 from compare.pool import Interrupted
@@ -30,6 +30,10 @@ from topas.policies import baseline_names, policy_names
 
 LIVE = ("repeats", "kv_tokens", "max_running", "port")
 """Options of real servers."""
+
+
+SERVING = frozenset({"aiohttp", "prometheus_client", "yaml"})
+"""What the extra ``topas[serving]`` brings for them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,14 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what runs the traces: the simulator (sim, the default), or real SGLang servers on this "
         f"machine's CPU (sglang; default profile {PROFILE}, shorter default lengths)",
     )
-    add_live_options(parser)
+    _add_live_options(parser)
     parser.add_argument("--plot", action="store_true", help="also draw figure.png and figure.svg")
     add_pool_options(parser)
 
 
+def _add_live_options(parser: argparse.ArgumentParser) -> None:
+    live = parser.add_argument_group(
+        "--engine sglang", "a server a policy on this machine's CPU (make serving), interleaved repeats"
+    )
+    live.add_argument("--repeats", type=int, metavar="N", help="times each trace is played (default: 5)")
+    live.add_argument("--kv-tokens", type=int, metavar="N", help="KV memory (default: the profile's)")
+    live.add_argument("--max-running", type=int, metavar="N", help="largest batch (default: the profile's)")
+    live.add_argument(
+        "--port",
+        type=int,
+        metavar="N",
+        help="port of the first server, the others follow (default: free ones)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run it; 1 if a cell failed."""
-    return guarded(run_live if args.engine == "sglang" else _run, args)
+    return guarded(_run_live if args.engine == "sglang" else _run, args)
+
+
+def _run_live(args: argparse.Namespace) -> int:
+    try:
+        from compare.cli.live import run_live  # noqa: PLC0415  a simulation does without the extra
+    except ModuleNotFoundError as error:
+        library = (error.name or "").split(".")[0]
+        if library not in SERVING:
+            raise
+        raise InputError(f"{library} is not installed: pip install 'topas[serving]'") from None
+    return run_live(args)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -8,47 +8,30 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from compare.cli.points import sources_named
 from compare.cli.pooled import command_line, known_policies, say
+from compare.live.live_report import LiveComparison, screen, write_live
+from compare.live.server import cpu_server_paths
+from compare.live.side_by_side import NATIVE, Servers, play_all, runs_of
+from compare.live.sizes import LOADS, PROFILE, REPEATS, SEEDS, size_of
+from compare.page import records
+from compare.pool import Interrupted
+from compare.source import Points
 from topas.cli.options import engine_of, option, params_of
 from topas.errors import InputError
+from topas.online.sglang.plugin import POLICIES as PLUGGED
 from topas.policies import baseline_names
+from topas.profile import Profile
 from traces.cli.lengths import lengths_of
-
-if TYPE_CHECKING:
-    from compare.live.live_report import LiveComparison
-    from compare.live.sizes import Size
-    from compare.source import Source
-    from topas.profile import Profile
-
-PROFILE = "cpu-tiny-qwen2"
-"""The profile of the CPU servers, made by ``topas profile fit --cpu``."""
 
 POLICIES = ("fcfs", "lpm", "spf", "parrot-fcfs", "autellix-las", "topas-paper", "topas")
 USELESS = ("jobs", "plot", "admission", "redo", "host_cache")
 """Options that have no meaning for a real server."""
-
-EXTRA = frozenset({"aiohttp", "prometheus_client", "yaml"})
-"""What the extra ``topas[serving]`` installs for this."""
-
-
-def add_live_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of real servers."""
-    live = parser.add_argument_group(
-        "--engine sglang", "a server a policy on this machine's CPU (make serving), interleaved repeats"
-    )
-    live.add_argument("--repeats", type=int, metavar="N", help="times each trace is played (default: 5)")
-    live.add_argument("--kv-tokens", type=int, metavar="N", help="KV memory (default: the profile's)")
-    live.add_argument("--max-running", type=int, metavar="N", help="largest batch (default: the profile's)")
-    live.add_argument(
-        "--port",
-        type=int,
-        metavar="N",
-        help="port of the first server, the others follow (default: free ones)",
-    )
 
 
 def run_live(args: argparse.Namespace) -> int:
@@ -57,25 +40,8 @@ def run_live(args: argparse.Namespace) -> int:
     Raises
     ------
     InputError
-        if an extra or the serving environment is missing, or an option makes no sense.
+        if the serving environment is missing, or an option makes no sense.
     """
-    try:
-        return _run(args)
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        if library not in EXTRA:
-            raise
-        raise InputError(f"{library} is not installed: pip install 'topas[serving]'") from None
-
-
-def _run(args: argparse.Namespace) -> int:
-    from compare.live.live_report import compared, screen, write_live  # noqa: PLC0415  the extra
-    from compare.live.server import cpu_server_paths  # noqa: PLC0415  the same
-    from compare.live.side_by_side import NATIVE, Settings, play_all, runs_of  # noqa: PLC0415  the same
-    from compare.live.sizes import REPEATS  # noqa: PLC0415  the same
-    from compare.pool import Interrupted  # noqa: PLC0415  the same
-    from topas.online.sglang.plugin import POLICIES as PLUGGED  # noqa: PLC0415  the same
-
     _check(args)
     policies = known_policies(args.policies or POLICIES)
     for policy in policies:
@@ -83,8 +49,8 @@ def _run(args: argparse.Namespace) -> int:
             raise InputError(f"{policy} runs in the simulator only", field="--policies")
     repeats = REPEATS if args.repeats is None else args.repeats
     profile = _profile(args)
-    sources = _sources(args, profile)
-    settings = Settings(profile.kv_budget_tokens, profile.max_running, profile, params_of(args))
+    sources = sources_named(args.what, args, profile, partial(_points, args), every=True)
+    settings = Servers(profile.kv_budget_tokens, profile.max_running, profile, params_of(args))
     runs = runs_of(sources, policies, repeats, settings)
     folder = Path(args.folder)
     progress = False if args.quiet else args.progress or None
@@ -101,10 +67,10 @@ def _run(args: argparse.Namespace) -> int:
         say(f"{played.resumed} of {len(runs)} runs were played before; {again}")
     for run, reason in played.failures.items():
         say(f"failed: {run}: {reason}")
-    if not played.rows:
+    if not played.results:
         return 1
     command = _command(args, policies, repeats)
-    comparison = compared(command, hardware(), policies, baseline_names(), runs, played)
+    comparison = LiveComparison.of(command, hardware(), baseline_names(), runs, played)
     files = write_live(comparison, folder)
     if args.json:
         print(_json(comparison, files))
@@ -129,36 +95,11 @@ def _profile(args: argparse.Namespace) -> Profile:
     return engine_of(args, PROFILE).model_copy(update={name: v for name, v in given.items() if v is not None})
 
 
-def _sources(args: argparse.Namespace, profile: Profile) -> list[Source]:
-    """Return the traces; all that can be wrong with them is found here, before a server starts."""
-    from compare.live.sizes import LOADS, SEEDS  # noqa: PLC0415  the same
-    from compare.source import Points, sources_of, trace_file, trace_of  # noqa: PLC0415  the extra
-    from topas.sim import refuse_unservable  # noqa: PLC0415  the same
-    from traces.workloads import WORKLOADS  # noqa: PLC0415  the same
-
-    if len({what if what in WORKLOADS else Path(what).resolve() for what in args.what}) < len(args.what):
-        raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
-    found: list[Source] = []
-    for what in args.what:
-        if what in WORKLOADS:
-            size = _size(args, what)
-            at = args.rates or args.loads or LOADS
-            points = Points(at, args.rates is None, args.seeds or SEEDS, size.tasks, size.options)
-            sources = sources_of(what, points, profile)
-        elif Path(what).is_file():
-            sources = [trace_file(what)]
-        else:
-            raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=what)
-        for source in sources:
-            refuse_unservable(trace_of(source), profile)
-        found += sources
-    return found
-
-
-def _size(args: argparse.Namespace, workload: str) -> Size:
-    from compare.live.sizes import size_of  # noqa: PLC0415  the extra
-
-    return size_of(workload, lengths_of(args), args.tasks)
+def _points(args: argparse.Namespace, workload: str) -> Points:
+    """Return operating points and draws of a workload, at the size that a small model on a CPU serves."""
+    size = size_of(workload, lengths_of(args), args.tasks)
+    at = args.rates or args.loads or LOADS
+    return Points(at, args.rates is None, args.seeds or SEEDS, size.tasks, size.options)
 
 
 def hardware() -> str:
@@ -169,7 +110,6 @@ def hardware() -> str:
 
 
 def _command(args: argparse.Namespace, policies: tuple[str, ...], repeats: int) -> str:
-    from compare.live.sizes import LOADS, SEEDS  # noqa: PLC0415  the extra
 
     given: dict[str, Any] = {**vars(args), "policies": policies, "repeats": repeats}
     given["seeds"] = args.seeds or SEEDS
@@ -179,8 +119,6 @@ def _command(args: argparse.Namespace, policies: tuple[str, ...], repeats: int) 
 
 
 def _json(comparison: LiveComparison, files: Sequence[Path]) -> str:
-    from compare.live.live_report import summary_table  # noqa: PLC0415  the extra
-    from compare.page import records  # noqa: PLC0415  the same
 
     played = comparison.played
     return json.dumps(
@@ -196,6 +134,6 @@ def _json(comparison: LiveComparison, files: Sequence[Path]) -> str:
             "files": [str(path) for path in files],
             "profile": comparison.settings.profile.model_dump(mode="json"),
             "params": asdict(comparison.settings.params),
-            "summary": records(summary_table(comparison.summaries)),
+            "summary": records(comparison.summary),
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compare.cli.pooled import joined, list_of, say
@@ -38,15 +38,28 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
     add_length_options(parser)
 
 
+def points_of(args: argparse.Namespace, seeds: tuple[int, ...] | None = None) -> Points:
+    """Return operating points and draws of any workload; ``seeds`` instead of those of the options."""
+    tasks = TASKS if args.tasks is None else args.tasks
+    at = args.rates or args.loads or LOADS
+    return Points(at, args.rates is None, seeds or args.seeds or SEEDS, tasks, lengths_of(args))
+
+
 def sources_named(
-    what: Sequence[str], args: argparse.Namespace, profile: Profile, seeds: tuple[int, ...] | None = None
+    what: Sequence[str],
+    args: argparse.Namespace,
+    profile: Profile,
+    points: Callable[[str], Points] | None = None,
+    *,
+    every: bool = False,
 ) -> list[Source]:
     """Return the traces of workloads and files; all that can be wrong with them is found here.
 
     Parameters
     ----------
     what : names of workloads, and paths of trace files.
-    seeds : seeds of generated traces instead of those of the options.
+    points : operating points and draws of a workload, if not those of the options.
+    every : refuse what the engine cannot serve of every trace, not only of a workload's first.
 
     Raises
     ------
@@ -55,25 +68,22 @@ def sources_named(
     """
     if len({one if one in WORKLOADS else Path(one).resolve() for one in what}) < len(what):
         raise InputError("a workload or trace is named twice", field="WORKLOAD-OR-TRACE")
-    options = lengths_of(args)
-    at = args.rates or args.loads or LOADS
-    tasks = TASKS if args.tasks is None else args.tasks
-    points = Points(at, args.rates is None, seeds or args.seeds or SEEDS, tasks, options)
     sources: list[Source] = []
     as_it_is = []
     for one in what:
         if one in WORKLOADS:
-            found = sources_of(one, points, profile)
+            found = sources_of(one, points(one) if points else points_of(args), profile)
         elif Path(one).is_file():
             found = [trace_file(one)]
         else:
             raise InputError(f"no such trace file, nor a workload: {', '.join(WORKLOADS)}", source=one)
         if one in FIXED or one not in WORKLOADS:
             as_it_is.append(one)
-        refuse_unservable(trace_of(found[0]), profile)
+        for source in found if every else found[:1]:
+            refuse_unservable(trace_of(source), profile)
         sources += found
     useless = [name for name in ("rates", "loads", "seeds", "tasks") if getattr(args, name) is not None]
-    useless += options.given()
+    useless += lengths_of(args).given()
     if as_it_is and useless and not args.quiet:
         say(f"{', '.join(map(option, useless))}: of no effect on {', '.join(as_it_is)}, used as it is")
     return sources

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compare.cli.points import SEEDS, add_point_options, points_given, seed_list, sources_named
+from compare.cli.points import SEEDS, add_point_options, points_given, points_of, seed_list, sources_named
 from compare.cli.pooled import (
     add_pool_options,
     command_line,
@@ -234,7 +234,9 @@ def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
                 field="--held-out",
             )
     drawn = [one for one in args.what if one in WORKLOADS and one not in FIXED]
-    found = tuple(sources_named([*drawn, *(args.held_out or ())], args, plan.profile, seeds))
+    found = tuple(
+        sources_named([*drawn, *(args.held_out or ())], args, plan.profile, lambda _: points_of(args, seeds))
+    )
     if not found:
         raise InputError("needs traces to compare on: --held-out F", field="WORKLOAD-OR-TRACE")
     digests = {source.sha256 for source in plan.train if source.sha256}

@@ -10,7 +10,7 @@ import numpy as np
 from topas.sim.result import Counters, TaskResult, percentile, summarize
 from topas.trace import Trace
 
-SHARED = ("mean_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "first_task_s", "requests_per_s")
+SHARED = ("mean_jct_s", "p50_jct_s", "p99_jct_s", "max_jct_s", "makespan_s", "first_task_s", "requests_per_s")
 """Metrics of the simulator that a client can measure; same names, same definitions."""
 
 TASK_COLUMNS = ("task", "arrival_s", "completion_s", "jct_s", "error")

@@ -10,26 +10,27 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from compare.cell import Source, source_content, source_in_words, trace_of
-from compare.kept import answer_and_keep, question_path, read_answer
 from compare.live.outcome import ReplayResult
 from compare.live.player import replay
 from compare.live.server import Sample, Server, ServerError, ServerPaths, start_server
-from compare.pool import Interrupted, folder_for
+from compare.pool import Done, Interrupted, folder_for
+from compare.source import Source, trace_of
+from compare.store import answer_path, keep, read_answer
 from topas.errors import InputError
 from topas.event import Params
 from topas.files import whole_file
 from topas.params import SearchParams
 from topas.profile import Profile
+from topas.sim.result import Tail, tails
 from topas.trace import TaskSpec, Trace
 from topas.workflow import StageSpec, Workflow, workflow_of
 
@@ -49,7 +50,7 @@ Metrics = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LiveRow:
     """What one run measured; None where the server or the policy has no such figure.
 
     ``computed_tokens`` are prompt tokens that were prefilled, again after a preemption too;
@@ -57,12 +58,13 @@ class Row:
     choose, ``event_ms`` that of a whole scheduling event; a p99 is the upper end of its bucket in the
     server's histogram. ``busy_s`` is how long the scheduler's process computed, without scheduling events
     of the plugin; ``expected_s`` how long that takes by the profile, given the batches that were run. Their
-    quotient is the speed of the machine during the run.
+    quotient is the speed of the machine during the run. ``tails`` are those of workflows and agents.
     """
 
     mean_jct_s: float
     p50_jct_s: float
     p99_jct_s: float
+    max_jct_s: float
     makespan_s: float
     requests_per_s: float
     mean_ttft_s: float
@@ -80,6 +82,7 @@ class Row:
     fallbacks: int | None
     busy_s: float | None
     expected_s: float | None
+    tails: tuple[Tail, ...] = ()
 
     @property
     def speed(self) -> float | None:
@@ -88,7 +91,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Servers:
     """The servers: their size, the profile and parameters of the policies."""
 
     kv_tokens: int
@@ -107,58 +110,36 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LiveRun:
     """One trace under one policy on a real server, for the ``repeat``-th time."""
 
+    kept: ClassVar[str] = "live"
+    kind: ClassVar[TypeAdapter[Any]] = TypeAdapter(LiveRow)
     source: Source
     policy: str
     repeat: int
-    settings: Settings
-    play: Callable[[Run], Row] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def kind(self) -> TypeAdapter[Any]:
-        """The type of its answer."""
-        return _ROW
+    settings: Servers
 
     def content(self) -> dict[str, Any]:
         """Return all that the answer depends on but the machine."""
         return {
-            "trace": source_content(self.source),
+            "trace": self.source.content(),
             "policy": self.policy,
             "repeat": self.repeat,
             "settings": self.settings.content(),
         }
 
-    def answer(self) -> Row:
-        """Play it."""
-        if self.play is None:
-            raise TypeError("a run that can be played needs a player")
-        return self.play(self)
-
     def __str__(self) -> str:
         """One line for messages: ``dag-4, load 0.5, seed 1, lpm, repeat 2``."""
-        return f"{source_in_words(self.source)}, {self.policy}, repeat {self.repeat}"
-
-
-_ROW: TypeAdapter[Any] = TypeAdapter(Row)
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """Rows by run, and why others have none; both in the order of the runs."""
-
-    rows: Mapping[Run, Row]
-    failures: Mapping[Run, str]
-    resumed: int
+        return f"{self.source}, {self.policy}, repeat {self.repeat}"
 
 
 def runs_of(
-    sources: Sequence[Source], policies: Sequence[str], repeats: int, settings: Settings
-) -> tuple[Run, ...]:
+    sources: Sequence[Source], policies: Sequence[str], repeats: int, settings: Servers
+) -> tuple[LiveRun, ...]:
     """Return all runs, repeat by repeat; traces and policies rotate, so that each place comes to each."""
     return tuple(
-        Run(source, policy, repeat, settings)
+        LiveRun(source, policy, repeat, settings)
         for repeat in range(1, repeats + 1)
         for index, source in _rotated(list(enumerate(sources)), repeat - 1)
         for policy in _rotated(policies, repeat - 1 + index)
@@ -171,13 +152,13 @@ def _rotated(items: Sequence[Item], by: int) -> list[Item]:
 
 
 def play_all(
-    runs: Sequence[Run],
+    runs: Sequence[LiveRun],
     folder: Path,
     paths: ServerPaths,
     *,
     port: int | None = None,
     progress: bool | None = None,
-) -> Played:
+) -> Done[LiveRun, LiveRow]:
     """Play the runs that ``folder/live`` does not hold yet and return all of them.
 
     Each finished run is written at once and whole. A failed one does not stop the others.
@@ -194,14 +175,14 @@ def play_all(
     Interrupted
         on Ctrl-C; finished runs stay, all servers are stopped.
     """
-    kept = folder_for(folder / "live")
-    files = {run: question_path(run, kept) for run in runs}
-    rows: dict[Run, Row] = {
+    folder_for(folder / LiveRun.kept)
+    files = {run: answer_path(run, folder) for run in runs}
+    rows: dict[LiveRun, LiveRow] = {
         run: row for run, path in files.items() if (row := read_answer(run, path)) is not None
     }
     resumed = len(rows)
     todo = [run for run in runs if run not in rows]
-    failures: dict[Run, str] = {}
+    failures: dict[LiveRun, str] = {}
     disable = None if progress is None else not progress
     try:
         with ExitStack() as stack:
@@ -212,18 +193,19 @@ def play_all(
                     fleet.start(policy)
                 for run in tqdm(todo, unit="run", disable=disable):
                     try:
-                        rows[run] = answer_and_keep(replace(run, play=fleet.play), files[run])
+                        rows[run] = fleet.play(run)
+                        keep(run, rows[run], files[run])
                     except (InputError, ServerError) as error:
                         failures[run] = " ".join(str(error).split())
     except KeyboardInterrupt:
         raise Interrupted(len(rows), len(runs)) from None
-    return Played({run: rows[run] for run in runs if run in rows}, failures, resumed)
+    return Done({run: rows[run] for run in runs if run in rows}, failures, resumed, 0)
 
 
 class Fleet:
     """A server a policy, at most one of them running; a context that stops them all."""
 
-    def __init__(self, paths: ServerPaths, folder: Path, settings: Settings, port: int | None) -> None:
+    def __init__(self, paths: ServerPaths, folder: Path, settings: Servers, port: int | None) -> None:
         self._paths, self._folder, self._settings, self._port = paths, folder, settings, port
         self._servers: dict[str, Server] = {}
         self._stack = ExitStack()
@@ -255,7 +237,7 @@ class Fleet:
         server.pause()
         return server
 
-    def play(self, run: Run) -> Row:
+    def play(self, run: LiveRun) -> LiveRow:
         """Play a run.
 
         Raises
@@ -283,17 +265,18 @@ class Fleet:
                 )
             server.flush()
             time.sleep(SETTLE_S)
-            return row_of(trace, result, before, server.metrics(), self._settings.profile)
+            row = row_of(trace, result, before, server.metrics(), self._settings.profile)
+            return replace(row, tails=tails(trace_of(run.source), result.tasks))
         finally:
             server.pause()
 
 
-def hash_of(run: Run) -> int:
+def hash_of(run: LiveRun) -> int:
     """Return a number that differs between runs and is the same in every process."""
-    return int(question_path(run, Path()).stem[:12], 16)
+    return int(answer_path(run, Path()).stem[:12], 16)
 
 
-def write_config(settings: Settings, folder: Path) -> Path:
+def write_config(settings: Servers, folder: Path) -> Path:
     """Write what the plugin reads at the start of a server; return the file."""
     with whole_file(folder / "profile.json") as stream:
         stream.write(json.dumps(settings.profile.model_dump(mode="json"), indent=2) + "\n")
@@ -330,7 +313,7 @@ def _renamed(workflow: Workflow, suffix: str) -> Workflow:
 
 def row_of(
     trace: Trace, result: ReplayResult, before: Metrics, after: Metrics, profile: Profile | None = None
-) -> Row:
+) -> LiveRow:
     """Return the figures of a replay without failures from the client's clock and the server's counters."""
     found: dict[str, Any] = dict(result.metrics)
     computed = _grown(before, after, "sglang:realtime_tokens_total", mode="prefill_compute")
@@ -341,8 +324,8 @@ def row_of(
     events_s = _grown(before, after, "topas_event_seconds_sum")
     fallbacks = _grown(before, after, "topas_fallbacks_total")
     decisions = _grown(before, after, "topas_decisions_total")
-    return Row(
-        **{name: found[name] for name in Row.__slots__ if name in found},
+    return LiveRow(
+        **{name: found[name] for name in LiveRow.__slots__ if name in found},
         computed_tokens=None if computed is None else int(computed),
         recomputed_tokens=None if computed is None else max(int(computed) - fewest_computed(trace), 0),
         preemptions=int(sum(count or 0 for count in preemptions)),

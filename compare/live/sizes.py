@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields, replace
 
 from traces.workloads import WorkloadOptions
 
+PROFILE = "cpu-tiny-qwen2"
+"""The engine profile of the CPU servers, made by ``topas profile fit --cpu``."""
+
 LOADS = (0.35,)
 SEEDS = (1,)
 REPEATS = 5
