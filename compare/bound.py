@@ -34,7 +34,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class KnownSchedule:
     """A schedule that was played: its JCT in seconds and how it was found."""
 
     found: str
@@ -43,7 +43,7 @@ class Schedule:
     max_jct_s: float
 
     @classmethod
-    def of(cls, found: str, metrics: Metrics) -> Schedule:
+    def of(cls, found: str, metrics: Metrics) -> KnownSchedule:
         """Return the schedule that some run played."""
         return cls(found, metrics.mean_jct_s, metrics.p99_jct_s, metrics.max_jct_s)
 
@@ -88,7 +88,7 @@ class ImproveCase:
     """A good schedule to look for, for so many seconds."""
 
     kept: ClassVar[str] = "traces"
-    kind: ClassVar[TypeAdapter[Any]] = TypeAdapter(Schedule)
+    kind: ClassVar[TypeAdapter[Any]] = TypeAdapter(KnownSchedule)
     source: Source
     profile: Profile
     params: Params
@@ -105,14 +105,14 @@ class ImproveCase:
             "seed": self.seed,
         }
 
-    def answer(self) -> Schedule:
+    def answer(self) -> KnownSchedule:
         """Look for it."""
         from oracle.improve import improve  # noqa: PLC0415  needs the solvers' extra
 
         trace = trace_of(self.source)
         found = improve(trace, self.profile, seconds=self.seconds, seed=self.seed, params=self.params)
         metrics = found.result.metrics
-        return Schedule(
+        return KnownSchedule(
             found.found_by, found.mean_jct_s, float(metrics["p99_jct_s"]), float(metrics["max_jct_s"])
         )
 
@@ -139,11 +139,11 @@ class Bounded:
         """All items."""
         return (*self.runs, *((self.improve,) if self.improve else ()), self.bound)
 
-    def played(self, answers: Mapping[Any, Any]) -> list[Schedule]:
+    def played(self, answers: Mapping[Any, Any]) -> list[KnownSchedule]:
         """Return the schedules of the policies that finished."""
-        return [Schedule.of(run.name, answers[run].metrics) for run in self.runs if run in answers]
+        return [KnownSchedule.of(run.name, answers[run].metrics) for run in self.runs if run in answers]
 
-    def known(self, answers: Mapping[Any, Any]) -> list[Schedule]:
+    def known(self, answers: Mapping[Any, Any]) -> list[KnownSchedule]:
         """Return all schedules that were found: that of the search, then those of the policies."""
         found = [answers[self.improve]] if self.improve in answers else []
         return [*found, *self.played(answers)]

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from compare.live.api import Answer, Reply, Request
-from compare.live.facts import Facts, Level
+from compare.live.api import ApiAnswer, ApiRequest, Reply
+from compare.live.facts import Level, ToldFacts
 from compare.live.outcome import ReplayResult
 from compare.live.player import Player
 from compare.live.prompts import Prompts, Vocab
@@ -64,9 +64,9 @@ class Script:
     """Plays a trace through a fake engine that takes ``seconds(request)``; keeps what was sent, and when."""
 
     trace: Trace
-    seconds: Callable[[Request], float] = lambda _: 1.0
+    seconds: Callable[[ApiRequest], float] = lambda _: 1.0
     ids: bool = True
-    sent: list[tuple[float, Request]] = field(default_factory=list)
+    sent: list[tuple[float, ApiRequest]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
     def play(
@@ -76,24 +76,24 @@ class Script:
         self.sent.clear()
 
         async def main(clock: Callable[[], float]) -> ReplayResult:
-            async def send(request: Request) -> Reply:
+            async def send(request: ApiRequest) -> Reply:
                 self.sent.append((clock(), request))
                 first_s = clock() + self.seconds(request) / 4
                 await asyncio.sleep(self.seconds(request))
                 count = request.output_tokens
                 ids = output_of(request.prompt, count) if self.ids else None
-                return Reply(Answer(len(request.prompt), count, 1, ids), first_s)
+                return Reply(ApiAnswer(len(request.prompt), count, 1, ids), first_s)
 
             prompts = Prompts(self.trace.agents, seed, Vocab())
-            facts = Facts(level, self.trace.agents, run)
+            facts = ToldFacts(level, self.trace.agents, run)
             player = Player(self.trace, prompts, facts, speed=speed, clock=clock, tell=self.told.append)
             return await player.play(send)
 
         return run_jumping(main)
 
-    def by_place(self) -> dict[tuple[str, str], list[Request]]:
+    def by_place(self) -> dict[tuple[str, str], list[ApiRequest]]:
         """Return the requests of each task and stage in the order they were sent."""
-        found: dict[tuple[str, str], list[Request]] = {}
+        found: dict[tuple[str, str], list[ApiRequest]] = {}
         for _, request in self.sent:
             facts = told(request.params)
             found.setdefault((facts["task"], facts["stage"]), []).append(request)

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from compare import judge, optimality
-from compare.bound import BoundCase, Bounded, Bounds, BoundValue, ImproveCase, Schedule
+from compare.bound import BoundCase, Bounded, Bounds, BoundValue, ImproveCase, KnownSchedule
 from compare.gap import EXACT, Gaps, Group, Settings, enough_events, measure, sample
 from compare.gap_report import markdown, write_gap_report
 from compare.gap_tables import (
@@ -467,7 +467,9 @@ def test_the_tables_hold_both_decisions_of_every_event(tmp_path: Path, log: str)
 # ----------------------------------------------------------------------------------------- whole traces
 
 
-def whole(means: Mapping[str, float], bounds: Bounds | None, improved: Schedule | None) -> dict[str, Any]:
+def whole(
+    means: Mapping[str, float], bounds: Bounds | None, improved: KnownSchedule | None
+) -> dict[str, Any]:
     """Return what a trace comes to of policies with these mean JCTs."""
     runs = tuple(Run(SOURCE, policy, STUDY) for policy in means)
     trace = Bounded(runs, BoundCase(SOURCE, STUDY, 1.0), ImproveCase(SOURCE, STUDY, Params(), 1.0, 0))
@@ -485,7 +487,7 @@ def whole(means: Mapping[str, float], bounds: Bounds | None, improved: Schedule 
 
 BOUND = BoundValue("work", 40.0, "OPTIMAL", 1.0)
 BOUNDS = Bounds((BoundValue("path", 20.0, "OPTIMAL", 0.1), BOUND), BOUND, (("batch", "needs equal prompts"),))
-SEARCHED = Schedule("search", 50.0, 90.0, 95.0)
+SEARCHED = KnownSchedule("search", 50.0, 90.0, 95.0)
 
 
 def test_the_split_of_a_distance_adds_up_and_hides_no_sign() -> None:
@@ -506,7 +508,7 @@ def test_the_split_of_a_distance_adds_up_and_hides_no_sign() -> None:
 
 def test_the_best_known_schedule_may_be_a_policys() -> None:
     found = whole({"lpm": 45.0}, None, SEARCHED)
-    assert found["best"] == {**asdict(Schedule("lpm", 45.0, 90.0, 135.0)), "over_bound": None}
+    assert found["best"] == {**asdict(KnownSchedule("lpm", 45.0, 90.0, 135.0)), "over_bound": None}
     assert found["split"] is None
     assert found["rows"][0]["over_bound"] is None
     assert whole({}, None, None)["best"] is None
@@ -545,7 +547,10 @@ def test_a_traces_events_runs_bounds_and_schedule_are_kept(
     assert [one.made.terms for one in first.verdicts.values()] == [made.terms for _, made in EVENTS]
     (trace,) = first.traces
     assert [row["policy"] for row in trace["rows"]] == ["topas-paper", "lpm"]
-    assert trace["best"] == {**asdict(Schedule("stub", 11.0, 12.0, 13.0)), "over_bound": pytest.approx(0.1)}
+    assert trace["best"] == {
+        **asdict(KnownSchedule("stub", 11.0, 12.0, 13.0)),
+        "over_bound": pytest.approx(0.1),
+    }
     assert sorted(asked) == ["bounds 7", "improve 5"]
     again = measure(groups, [SOURCE], settings, tmp_path)
     assert len(asked) == 2

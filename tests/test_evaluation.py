@@ -18,7 +18,7 @@ from compare import cases
 from compare.bound import BoundCase, Bounded, Bounds, BoundValue
 from compare.evaluation import parts, tables
 from compare.evaluation.command import main
-from compare.evaluation.plan import PLAN, Guard, Plan, Target, load_plan
+from compare.evaluation.plan import PLAN, EvaluationPlan, Guard, Target, load_plan
 from compare.source import Source
 from compare.source import trace_of as trace_of_source
 from compare.study import METRICS, Metrics, Played, Run, outcome_of, seen_through
@@ -457,7 +457,7 @@ def small_plan(tmp_path: Path) -> Path:
     text = head + "[[bound.workloads]]" + rows[0].replace("0.0, 0.5", "0.0")
     path = tmp_path / "small.toml"
     path.write_text(text)
-    assert isinstance(load_plan(path), Plan)
+    assert isinstance(load_plan(path), EvaluationPlan)
     return path
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support_replay import told
 from support_sim import Stage, ask, make_trace
 
-from compare.live.api import Ending, Request
-from compare.live.facts import Facts
+from compare.live.api import ApiRequest, Ending
+from compare.live.facts import ToldFacts
 from compare.live.openai_api import OpenAiApi
 from compare.live.prompts import Prompts, Vocab
 from compare.live.sglang_api import SglangApi
@@ -108,7 +108,7 @@ TASK = make_trace(AGENTS, (0.0, STAGES)).tasks[0]
 
 
 def test_full_facts_say_all_that_the_trace_says_beforehand() -> None:
-    params = Facts("full", AGENTS, "run1").params(TASK, 0, final=False)
+    params = ToldFacts("full", AGENTS, "run1").params(TASK, 0, final=False)
     assert told(params) == {
         "workflow": "w0",
         "task": "run1:t00",
@@ -124,12 +124,12 @@ def test_full_facts_say_all_that_the_trace_says_beforehand() -> None:
 
 
 def test_a_client_of_its_own_would_send_the_same_facts() -> None:
-    params = Facts("full", AGENTS, "run1").params(TASK, 1, final=True)
+    params = ToldFacts("full", AGENTS, "run1").params(TASK, 1, final=True)
     assert extra_body(**told(params)) == {"custom_params": params}
 
 
 def test_names_tell_neither_dag_nor_prefix_and_none_tells_nothing() -> None:
-    params = Facts("names", AGENTS, "run1").params(TASK, 1, final=True)
+    params = ToldFacts("names", AGENTS, "run1").params(TASK, 1, final=True)
     assert told(params) == {
         "workflow": "w0",
         "task": "run1:t00",
@@ -137,20 +137,20 @@ def test_names_tell_neither_dag_nor_prefix_and_none_tells_nothing() -> None:
         "agent": "critic",
         "final": True,
     }
-    assert Facts("none", AGENTS, "run1").params(TASK, 1, final=True) == {}
+    assert ToldFacts("none", AGENTS, "run1").params(TASK, 1, final=True) == {}
 
 
 def test_a_fact_that_the_server_would_refuse_is_refused_with_its_task() -> None:
     with pytest.raises(InputError, match=r"facts of task 't00'.*topas\.task"):
-        Facts("names", AGENTS, "r" * 200).check(TASK)
-    Facts("none", AGENTS, "r" * 200).check(TASK)
+        ToldFacts("names", AGENTS, "r" * 200).check(TASK)
+    ToldFacts("none", AGENTS, "r" * 200).check(TASK)
 
 
 # --- endings --------------------------------------------------------------------------------------------
 
 HIDDEN = Ending(hidden=True, stop_token=77)
-SHORT = Request([1, 2], 3, 9, {"topas": {"task": "t"}}, wants_ids=True)
-EXACT = Request([1, 2], 9, 9)
+SHORT = ApiRequest([1, 2], 3, 9, {"topas": {"task": "t"}}, wants_ids=True)
+EXACT = ApiRequest([1, 2], 9, 9)
 
 
 def test_a_hidden_length_stands_in_the_processor_s_own_parameter_only() -> None:
@@ -171,7 +171,9 @@ def test_a_hidden_length_stands_in_the_processor_s_own_parameter_only() -> None:
 
 
 @pytest.mark.parametrize(("ending", "request_"), [(Ending(), SHORT), (HIDDEN, EXACT), (Ending(), EXACT)])
-def test_otherwise_max_tokens_is_the_length_whatever_is_generated(ending: Ending, request_: Request) -> None:
+def test_otherwise_max_tokens_is_the_length_whatever_is_generated(
+    ending: Ending, request_: ApiRequest
+) -> None:
     sampling = SglangApi(ending).body(request_)["sampling_params"]
     openai = OpenAiApi("m", ending).body(request_)
     assert sampling["max_new_tokens"] == openai["max_tokens"] == request_.output_tokens

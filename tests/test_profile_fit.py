@@ -15,8 +15,8 @@ import support_cli
 from support_replay import FakeServer
 from support_server import serving
 
-from compare.live.fit import Facts, fit_line, fit_points, swap_s_per_token
-from compare.live.points import Experiments, HostPoint, Limits, Points, steps_between
+from compare.live.fit import ServerFacts, fit_line, fit_points, swap_s_per_token
+from compare.live.points import Experiments, HostPoint, MeasuredPoints, ServerLimits, steps_between
 from compare.live.probe import Timed, _events, _timed
 from compare.live.prompts import Vocab
 from topas.cli import main
@@ -45,7 +45,7 @@ ENGINE = Profile(
     prefix_sharing="tree",
     ignore_eos=True,
 )
-FACTS = Facts(4000, 8, kv_bytes_per_token=512, sglang=True)
+FACTS = ServerFacts(4000, 8, kv_bytes_per_token=512, sglang=True)
 TIMES = [name for name in Profile.model_fields if name.endswith("_s") or "_s_per_" in name]
 
 
@@ -131,10 +131,10 @@ class MadeUpEngine:
         self.now_s = at_s + p.request_s + 1.0
 
 
-def measured(engine: MadeUpEngine, limits: Limits, repeats: int = 1, seed: int = 3) -> Points:
+def measured(engine: MadeUpEngine, limits: ServerLimits, repeats: int = 1, seed: int = 3) -> MeasuredPoints:
     experiments = Experiments(engine, limits, seed=seed, vocab=Vocab())
 
-    async def go() -> Points:
+    async def go() -> MeasuredPoints:
         for step in experiments.steps(repeats):
             await step()
         return experiments.points()
@@ -142,7 +142,7 @@ def measured(engine: MadeUpEngine, limits: Limits, repeats: int = 1, seed: int =
     return asyncio.run(go())
 
 
-LIMITS = Limits(4000, 8)
+LIMITS = ServerLimits(4000, 8)
 
 
 def test_the_constants_of_a_known_engine_come_back() -> None:

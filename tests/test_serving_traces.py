@@ -23,9 +23,9 @@ from support_chaos import (
 )
 from support_server import SERVING, serving, serving_paths
 
-from compare.live.api import Reply, Request
+from compare.live.api import ApiRequest, Reply
 from compare.live.client import connect
-from compare.live.facts import Facts
+from compare.live.facts import ToldFacts
 from compare.live.player import Player
 from compare.live.prompts import Prompts, Vocab
 from compare.live.server import Server, server_environment
@@ -65,13 +65,13 @@ def _play(server: Server, trace: Trace, seed: int) -> Outputs:
             server.url, api="sglang", stop_token=10, timeout_s=90, clock=time.monotonic
         ) as client:
 
-            async def send(request: Request) -> Reply:
+            async def send(request: ApiRequest) -> Reply:
                 reply = await client.send(request)
                 outputs[tuple(request.prompt)] = list(reply.answer.output_ids or ())
                 return reply
 
             prompts = Prompts(trace.agents, seed, Vocab())
-            player = Player(trace, prompts, Facts("full", trace.agents, f"s{seed}"))
+            player = Player(trace, prompts, ToldFacts("full", trace.agents, f"s{seed}"))
             result = await player.play(send)
             assert not result.failures
 

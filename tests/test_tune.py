@@ -29,7 +29,7 @@ from compare.tuning import search as search_module
 from compare.tuning.config_file import config_text, scalar
 from compare.tuning.held_out import overall
 from compare.tuning.loss import Reference, Weights, loss_of, references_of
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from compare.tuning.search import Found, State, search
 from compare.tuning.space import RANGES, TUNED, rounded, space_of
 from compare.tuning.sweep import Setting, settings_of
@@ -55,7 +55,7 @@ BASE = SearchParams()
 # --- the search, on a stand-in for the simulator -----------------------------------------------------------
 
 
-def plan(**changes: Any) -> Plan:  # noqa: ANN401  any field
+def plan(**changes: Any) -> TuningPlan:  # noqa: ANN401  any field
     train = tuple(Source("chain-3", 3, k, 0.1) for k in range(CELLS))
     base = changes.get("base", BASE)
     fields: dict[str, Any] = {
@@ -69,7 +69,7 @@ def plan(**changes: Any) -> Plan:  # noqa: ANN401  any field
         "seed": 3,
         "prune": 0.1,
     }
-    return Plan(**{**fields, **changes})
+    return TuningPlan(**{**fields, **changes})
 
 
 class Simulator:
@@ -108,11 +108,11 @@ def played(mean_s: float, p99_s: float | None = None) -> Played:
     return Played(Metrics(**{**dict.fromkeys(METRICS, 1), "mean_jct_s": mean_s, "p99_jct_s": p99_s}), ())
 
 
-def references(what: Plan) -> dict[Source, Reference]:
+def references(what: TuningPlan) -> dict[Source, Reference]:
     return {source: Reference(10.0 + (source.seed or 0), 20.0) for source in what.train}
 
 
-def searched(folder: Path, what: Plan | None = None, *, trials: int = 8, jobs: int = 1) -> Found:
+def searched(folder: Path, what: TuningPlan | None = None, *, trials: int = 8, jobs: int = 1) -> Found:
     what = what or plan()
     url = f"sqlite:///{folder / 'study.db'}"
     return search(what, references(what), folder, url, "s", trials=trials, jobs=jobs, progress=False)

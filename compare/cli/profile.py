@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     InputError
         as :func:`compare.live.fit.fit` does.
     """
-    from compare.live.fit import Facts, fit  # noqa: PLC0415  the extras
+    from compare.live.fit import ServerFacts, fit  # noqa: PLC0415  the extras
 
     for name in ("kv_tokens", "max_running", "kv_bytes"):
         value = getattr(args, name)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         found = fit(
             url,
             name=args.name or Path(args.output).stem,
-            given=Facts(args.kv_tokens, args.max_running, kv_bytes_per_token=args.kv_bytes),
+            given=ServerFacts(args.kv_tokens, args.max_running, kv_bytes_per_token=args.kv_bytes),
             repeats=args.repeats,
             seed=args.seed,
             api=args.api,

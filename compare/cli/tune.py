@@ -25,7 +25,7 @@ from compare.source import Source
 from compare.study import Run
 from compare.tuning.held_out import hold_out, references_on
 from compare.tuning.loss import Weights
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from compare.tuning.search import search
 from compare.tuning.space import space_of
 from compare.tuning.sweep import VALUES, sweep
@@ -202,13 +202,13 @@ def _check(args: argparse.Namespace) -> None:
         solver_module("ortools")
 
 
-def _plan(args: argparse.Namespace) -> tuple[Plan, tuple[Source, ...]]:
+def _plan(args: argparse.Namespace) -> tuple[TuningPlan, tuple[Source, ...]]:
     """Return what is tuned, and the held-out traces; all that can be wrong with them is found here."""
     (policy,) = known_policies([args.policy], "--policy")
     profile, base = engine_of(args), search_params_of(args)
     space = space_of(policy, args.parameters, base)
     train = tuple(sources_named(args.what, args, profile))
-    plan = Plan(
+    plan = TuningPlan(
         policy=policy,
         base=base,
         space=space,
@@ -222,7 +222,7 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, tuple[Source, ...]]:
     return plan, _held_out(args, plan)
 
 
-def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
+def _held_out(args: argparse.Namespace, plan: TuningPlan) -> tuple[Source, ...]:
     seeds = args.held_out_seeds or HELD_OUT_SEEDS
     both = set(seeds) & set(args.seeds or SEEDS)
     if both:
@@ -246,7 +246,7 @@ def _held_out(args: argparse.Namespace, plan: Plan) -> tuple[Source, ...]:
     return found
 
 
-def _command(args: argparse.Namespace, plan: Plan, held_sources: Sequence[Source]) -> str:
+def _command(args: argparse.Namespace, plan: TuningPlan, held_sources: Sequence[Source]) -> str:
     """Return the command line that makes this again; a storage may hold a password and is left out."""
     drawn = any(source.rate_per_s is not None for source in (*plan.train, *held_sources))
     given: dict[str, object] = {**vars(args), "storage": None, **points_given(args, drawn=drawn)}

@@ -25,7 +25,7 @@ from compare.evaluation.parts import (
     robustness_runs,
     session_runs,
 )
-from compare.evaluation.plan import PLAN, Plan, load_plan
+from compare.evaluation.plan import PLAN, EvaluationPlan, load_plan
 from compare.page import csv, records, render
 from compare.pool import Interrupted, folder_for
 from compare.store import find_out
@@ -40,7 +40,7 @@ PARTS = ("main", "sessions", "ablation", "robustness", "bound")
 class Asked:
     """What the command line asked for; ``command`` makes it again."""
 
-    plan: Plan
+    plan: EvaluationPlan
     folder: Path
     jobs: int
     sessions: tuple[str, ...]

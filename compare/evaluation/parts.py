@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compare.bound import BoundCase, Bounded, ImproveCase
 from compare.cases import AS_IT_IS, CASES
-from compare.evaluation.plan import Plan
+from compare.evaluation.plan import EvaluationPlan
 from compare.source import Source, trace_file
 from compare.study import Run
 from topas.errors import InputError
@@ -22,7 +22,7 @@ Drawn = tuple[Source, Profile]
 """A trace at a load, and the engine that it is played on."""
 
 
-def engine(plan: Plan) -> Profile:
+def engine(plan: EvaluationPlan) -> Profile:
     """Return the engine of all parts but that of recorded sessions."""
     return load_profile(plan.profile).model_copy(update={"host_cache": plan.host_cache})
 
@@ -47,7 +47,7 @@ def drawn(  # noqa: PLR0913  what a draw is made of
     ]
 
 
-def main_runs(plan: Plan) -> tuple[Run, ...]:
+def main_runs(plan: EvaluationPlan) -> tuple[Run, ...]:
     """Return the grid: all policies at every workload, prefix, spread of outputs and load."""
     profile, seeds = engine(plan), plan.seeds.held_out
     draws = [
@@ -60,7 +60,7 @@ def main_runs(plan: Plan) -> tuple[Run, ...]:
     return _compared(draws, plan)
 
 
-def session_runs(plan: Plan, paths: Iterable[str]) -> tuple[Run, ...]:
+def session_runs(plan: EvaluationPlan, paths: Iterable[str]) -> tuple[Run, ...]:
     """Return all policies on recorded sessions, at the loads and held-out seeds of the grid.
 
     A trace file keeps its tasks and their order: the seed draws arrivals alone.
@@ -83,7 +83,7 @@ def session_runs(plan: Plan, paths: Iterable[str]) -> tuple[Run, ...]:
     return _compared(draws, plan)
 
 
-def ablation_runs(plan: Plan) -> tuple[Run, ...]:
+def ablation_runs(plan: EvaluationPlan) -> tuple[Run, ...]:
     """Return baselines and variants; workloads with outputs of their own run once, not for each sigma."""
     profile, part, seeds = engine(plan), plan.ablation, plan.seeds.held_out
     settings = dict.fromkeys(
@@ -101,7 +101,7 @@ def ablation_runs(plan: Plan) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def robustness_runs(plan: Plan) -> tuple[Run, ...]:
+def robustness_runs(plan: EvaluationPlan) -> tuple[Run, ...]:
     """Return all policies in every case; baselines that cannot take part are left out."""
     profile, part = engine(plan), plan.robustness
     draws: list[Drawn] = []
@@ -114,7 +114,7 @@ def robustness_runs(plan: Plan) -> tuple[Run, ...]:
     return _compared(draws, plan)
 
 
-def bounded_traces(plan: Plan, bound_s: float, improve_s: float) -> tuple[Bounded, ...]:
+def bounded_traces(plan: EvaluationPlan, bound_s: float, improve_s: float) -> tuple[Bounded, ...]:
     """Return traces to prove bounds of and to look for good schedules of, for so many seconds each."""
     profile, part = engine(plan), plan.bound
     return tuple(
@@ -131,7 +131,7 @@ def bounded_traces(plan: Plan, bound_s: float, improve_s: float) -> tuple[Bounde
     )
 
 
-def _compared(draws: Iterable[Drawn], plan: Plan) -> tuple[Run, ...]:
+def _compared(draws: Iterable[Drawn], plan: EvaluationPlan) -> tuple[Run, ...]:
     return tuple(
         Run(source, name, profile)
         for source, profile in draws

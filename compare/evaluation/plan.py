@@ -150,7 +150,7 @@ class BoundPart(Strict):
     tasks: Count
 
 
-class Plan(Strict):
+class EvaluationPlan(Strict):
     """The whole file; ``policies`` are compared with ``baselines``, the first has targets and guard."""
 
     format: Literal["topas-evaluation/1"]
@@ -170,7 +170,7 @@ class Plan(Strict):
     bound: BoundPart
 
     @model_validator(mode="after")
-    def _targets_are_run(self) -> Plan:
+    def _targets_are_run(self) -> EvaluationPlan:
         run = {
             (row.name, prefix, sigma)
             for row in self.main.workloads
@@ -187,7 +187,7 @@ class Plan(Strict):
         return self
 
 
-def load_plan(path: Path = PLAN) -> Plan:
+def load_plan(path: Path = PLAN) -> EvaluationPlan:
     """Read a plan.
 
     Raises
@@ -195,4 +195,4 @@ def load_plan(path: Path = PLAN) -> Plan:
     InputError
         if the file cannot be read, is no TOML, or a field of it is wrong.
     """
-    return validate(Plan, read_sections(str(path)), source=str(path))
+    return validate(EvaluationPlan, read_sections(str(path)), source=str(path))

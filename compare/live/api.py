@@ -14,7 +14,7 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     """One LLM request: token ids, lengths in tokens, and ``custom_params`` for the scheduler.
 
     ``wants_ids`` asks for the ids that were generated.
@@ -28,7 +28,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """What the server says of a request; None where it does not say."""
 
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Answer:
 class Reply:
     """An answer and the clock's reading at its first token, in seconds."""
 
-    answer: Answer
+    answer: ApiAnswer
     first_s: float
 
 
@@ -52,10 +52,10 @@ class Api(Protocol):
     def path(self) -> str:
         """Where requests are posted."""
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: ApiRequest) -> dict[str, Any]:
         """Return the JSON body of a streamed request."""
 
-    def answer(self, events: Sequence[bytes]) -> Answer:
+    def answer(self, events: Sequence[bytes]) -> ApiAnswer:
         """Return what the events of the stream said.
 
         Raises
@@ -76,7 +76,7 @@ class Ending:
     hidden: bool = False
     stop_token: int = 10
 
-    def of(self, request: Request) -> tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def of(self, request: ApiRequest) -> tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return a request's allowance, its sampling fields, ``custom_params`` and top-level fields."""
         params = dict(request.params)
         if request.output_tokens == request.max_new_tokens or not self.hidden:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from compare.live.api import Api, Ending, Reply, Request, RequestError, message_of
+from compare.live.api import Api, ApiRequest, Ending, Reply, RequestError, message_of
 from compare.live.openai_api import OpenAiApi
 from compare.live.sglang_api import SglangApi
 from topas.errors import InputError
@@ -49,7 +49,7 @@ class Client:
     timeout_s: float
     clock: Callable[[], float] = field(repr=False)
 
-    async def send(self, request: Request) -> Reply:
+    async def send(self, request: ApiRequest) -> Reply:
         """Post a request and read its stream to the end; nothing is parsed before.
 
         Raises

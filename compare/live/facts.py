@@ -17,7 +17,7 @@ Level = Literal["full", "names", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ToldFacts:
     """What is told: how much, of agents with these static prefixes (tokens).
 
     ``run`` is the first part of a task's name on the server, where no two replays may share one.

@@ -30,7 +30,14 @@ from tqdm import tqdm
 
 from compare.live.api import RequestError
 from compare.live.client import ApiName, connect
-from compare.live.points import DecodePoint, Experiments, HostPoint, Limits, Points, PrefillPoint
+from compare.live.points import (
+    DecodePoint,
+    Experiments,
+    HostPoint,
+    MeasuredPoints,
+    PrefillPoint,
+    ServerLimits,
+)
 from compare.live.probe import ServerProbe
 from compare.live.prompts import Vocab
 from topas.errors import InputError
@@ -44,7 +51,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """What the server says of itself; None where it does not."""
 
     kv_budget_tokens: int | None = None
@@ -76,7 +83,7 @@ class Fit:
     profile: Profile
     prefill: Line
     decode: Line
-    points: Points
+    points: MeasuredPoints
 
 
 def fit_line(columns: Mapping[str, Sequence[float]], seconds: Sequence[float]) -> Line:
@@ -147,7 +154,7 @@ def swap_s_per_token(host: Sequence[HostPoint], prefill: Mapping[str, float], pr
     return max(each + prefix_tokens * pair, 0.0)
 
 
-def fit_points(points: Points, facts: Facts, *, name: str, note: str) -> Fit:
+def fit_points(points: MeasuredPoints, facts: ServerFacts, *, name: str, note: str) -> Fit:
     """Return the profile that explains the points.
 
     Raises
@@ -197,7 +204,7 @@ def fit(  # noqa: PLR0913  what a measurement depends on
     url: str,
     *,
     name: str,
-    given: Facts | None = None,
+    given: ServerFacts | None = None,
     repeats: int = 5,
     seed: int = 0,
     api: ApiName = "auto",
@@ -228,11 +235,11 @@ def fit(  # noqa: PLR0913  what a measurement depends on
     async def go() -> Fit:
         async with connect(url, api=api, stop_token=vocab.low, timeout_s=timeout_s, clock=clock) as client:
             probe = ServerProbe(client)
-            facts = _merged(await facts_of(probe), given or Facts())
+            facts = _merged(await facts_of(probe), given or ServerFacts())
             if facts.kv_budget_tokens is None or facts.max_running is None:
                 missing = "--kv-tokens" if facts.kv_budget_tokens is None else "--max-running"
                 raise InputError("the server does not tell it: give the option", field=missing)
-            limits = Limits(
+            limits = ServerLimits(
                 facts.kv_budget_tokens, facts.max_running, facts.host_cache, facts.longest or 1 << 30
             )
             experiments = Experiments(probe, limits, seed=seed, vocab=vocab)
@@ -250,16 +257,16 @@ def fit(  # noqa: PLR0913  what a measurement depends on
     return asyncio.run(go())
 
 
-def _merged(found: Facts, given: Facts) -> Facts:
+def _merged(found: ServerFacts, given: ServerFacts) -> ServerFacts:
     changes = {field: value for field, value in _values(given) if value is not None and value is not False}
     return replace(found, **changes)
 
 
-def _values(facts: Facts) -> Iterable[tuple[str, Any]]:
+def _values(facts: ServerFacts) -> Iterable[tuple[str, Any]]:
     return ((name, getattr(facts, name)) for name in facts.__slots__)
 
 
-async def facts_of(probe: ServerProbe) -> Facts:
+async def facts_of(probe: ServerProbe) -> ServerFacts:
     """Ask an SGLang server for its limits; another server tells none."""
     text = await probe.text("/server_info") or await probe.text("/get_server_info")
     try:
@@ -267,11 +274,11 @@ async def facts_of(probe: ServerProbe) -> Facts:
     except ValueError:
         info = {}
     if not isinstance(info, dict) or "schedule_policy" not in info:
-        return Facts()
+        return ServerFacts()
     tokens, page = info.get("max_total_num_tokens"), info.get("page_size") or 1
     states = info.get("internal_states") or [{}]
     running = states[0].get("effective_max_running_requests_per_dp") or info.get("max_running_requests")
-    return Facts(
+    return ServerFacts(
         kv_budget_tokens=tokens,
         max_running=running,
         host_cache=bool(info.get("enable_hierarchical_cache")),

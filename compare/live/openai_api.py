@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compare.live.api import Answer, Ending, Request, RequestError, message_of
+from compare.live.api import ApiAnswer, ApiRequest, Ending, RequestError, message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OpenAiApi:
     ending: Ending
     path: str = "/v1/completions"
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: ApiRequest) -> dict[str, Any]:
         """Return the JSON body."""
         allowed, sampling, params, top = self.ending.of(request)
         body = {
@@ -37,7 +37,7 @@ class OpenAiApi:
             body["custom_params"] = params
         return body
 
-    def answer(self, events: Sequence[bytes]) -> Answer:
+    def answer(self, events: Sequence[bytes]) -> ApiAnswer:
         """Read the usage, and why the stream ended; ids stand in all events."""
         usage, finish = None, None
         for event in reversed(events):  # both stand at the end
@@ -53,7 +53,7 @@ class OpenAiApi:
         if finish == "abort":
             raise RequestError("aborted")
         details = usage.get("prompt_tokens_details") or {}
-        return Answer(
+        return ApiAnswer(
             usage["prompt_tokens"],
             usage["completion_tokens"],
             details.get("cached_tokens"),

@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from compare.live.api import Reply, Request, RequestError
+from compare.live.api import ApiRequest, Reply, RequestError
 from compare.live.client import TELLS_LENGTHS, ApiName, connect
-from compare.live.facts import Facts, Level
+from compare.live.facts import Level, ToldFacts
 from compare.live.outcome import Failure, ReplayResult, RequestResult, metrics_of
 from compare.live.prompts import Prompts, Vocab
 from topas.errors import InputError
 from topas.sim.result import TaskResult
 from topas.trace import Round, TaskSpec, Trace
 
-Send = Callable[[Request], Awaitable[Reply]]
+Send = Callable[[ApiRequest], Awaitable[Reply]]
 Clock = Callable[[], float]
 
 TIMEOUT_S = 3600.0
@@ -76,7 +76,7 @@ def replay(  # noqa: PLR0913  what a replay depends on
     player = Player(
         trace,
         Prompts(trace.agents, seed, vocab),
-        Facts(facts, trace.agents, f"r{seed}" if run is None else run),
+        ToldFacts(facts, trace.agents, f"r{seed}" if run is None else run),
         speed=speed,
         clock=clock,
         tell=tell,
@@ -104,7 +104,7 @@ class Player:
         self,
         trace: Trace,
         prompts: Prompts,
-        facts: Facts,
+        facts: ToldFacts,
         *,
         speed: float = 1.0,
         clock: Clock = time.monotonic,
@@ -188,7 +188,7 @@ class Player:
             tokens = self.prompts.dynamic(
                 (task.id, name, index), spec.input_tokens, spec.reused_tokens, context
             )
-            request = Request(
+            request = ApiRequest(
                 prompt=self.prompts.whole(agent, tokens).tolist(),
                 output_tokens=spec.output_tokens,
                 max_new_tokens=spec.max_new_tokens,
@@ -207,7 +207,7 @@ class Player:
                 await asyncio.sleep(spec.tool_s)
 
     async def _round(
-        self, request: Request, place: tuple[str, str, int], agent: str, spec: Round, send: Send
+        self, request: ApiRequest, place: tuple[str, str, int], agent: str, spec: Round, send: Send
     ) -> Sequence[int] | None:
         """Send a request, keep what was measured, and return the generated ids if they are known."""
         start_s = self.clock()

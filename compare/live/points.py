@@ -64,7 +64,7 @@ class HostPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class MeasuredPoints:
     """All that was measured; ``outside_s`` are times of requests outside the engine."""
 
     prefill: tuple[PrefillPoint, ...]
@@ -74,7 +74,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """How large an experiment may be: KV memory, batch, and longest prompt."""
 
     kv_tokens: int
@@ -89,7 +89,7 @@ Step = Callable[[], Awaitable[None]]
 class Experiments:
     """Makes points by asking a probe."""
 
-    def __init__(self, probe: Probe, limits: Limits, *, seed: int, vocab: Vocab) -> None:
+    def __init__(self, probe: Probe, limits: ServerLimits, *, seed: int, vocab: Vocab) -> None:
         self.probe, self.limits, self.vocab = probe, limits, vocab
         self._rng = random.Random(seed)  # noqa: S311  prompts, no secrets
         self._draw = np.random.default_rng(seed)
@@ -104,9 +104,11 @@ class Experiments:
         self._rng.shuffle(found)
         return found
 
-    def points(self) -> Points:
+    def points(self) -> MeasuredPoints:
         """Return what was measured so far."""
-        return Points(tuple(self.prefill), tuple(self.decode), tuple(self.host), tuple(self.outside_s))
+        return MeasuredPoints(
+            tuple(self.prefill), tuple(self.decode), tuple(self.host), tuple(self.outside_s)
+        )
 
     def _all(self) -> Iterator[Step]:
         yield from self._prefills()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from compare.live.api import Request, RequestError, message_of
+from compare.live.api import ApiRequest, RequestError, message_of
 from compare.live.client import HTTP_OK, Client
 from topas.errors import InputError
 
@@ -65,7 +65,7 @@ class ServerProbe:
     async def ask(self, prompt: Sequence[int], new_tokens: int, every: int) -> Timed:
         """Return the timed request."""
         client = self.client
-        body = client.server.api.body(Request(list(prompt), new_tokens, new_tokens))
+        body = client.server.api.body(ApiRequest(list(prompt), new_tokens, new_tokens))
         if self.native:
             body["sampling_params"]["stream_interval"] = every
         data = json.dumps(body, separators=(",", ":")).encode()

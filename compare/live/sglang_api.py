@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compare.live.api import Answer, Ending, Request, RequestError, message_of
+from compare.live.api import ApiAnswer, ApiRequest, Ending, RequestError, message_of
 
 FIRST_AND_LAST = 1_000_000_000
 """Tokens between two events of a stream: the first token is always sent at once, the rest with the end."""
@@ -20,7 +20,7 @@ class SglangApi:
     ending: Ending
     path: str = "/generate"
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: ApiRequest) -> dict[str, Any]:
         """Return the JSON body."""
         allowed, sampling, params, top = self.ending.of(request)
         sampling = {
@@ -33,7 +33,7 @@ class SglangApi:
             sampling["custom_params"] = params
         return {"input_ids": request.prompt, "stream": True, "sampling_params": sampling, **top}
 
-    def answer(self, events: Sequence[bytes]) -> Answer:
+    def answer(self, events: Sequence[bytes]) -> ApiAnswer:
         """Read the last event; its ids are all of them, or, by a server's option, those not sent before."""
         last = json.loads(events[-1]) if events else {}
         if "error" in last:
@@ -47,4 +47,4 @@ class SglangApi:
         ids, count = last.get("output_ids"), meta["completion_tokens"]
         if ids is not None and len(ids) != count:
             ids = [token for event in events for token in json.loads(event)["output_ids"]]
-        return Answer(meta["prompt_tokens"], count, meta.get("cached_tokens"), ids)
+        return ApiAnswer(meta["prompt_tokens"], count, meta.get("cached_tokens"), ids)

@@ -18,7 +18,7 @@ from compare.source import Source
 from compare.store import find_out
 from compare.study import Played, Run, outcome_of, runs_of
 from compare.tuning.loss import Reference, loss_of, references_of
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from topas.event import Params
 from topas.params import SearchParams
 
@@ -43,13 +43,13 @@ class HeldOut:
     loss: Mapping[str, float]
 
 
-def baseline_runs(plan: Plan, sources: Sequence[Source]) -> tuple[Run, ...]:
+def baseline_runs(plan: TuningPlan, sources: Sequence[Source]) -> tuple[Run, ...]:
     """Return the runs of the baselines; no parameter changes what they do."""
     return runs_of(sources, plan.baselines, plan.profile, Params())
 
 
 def references_on(
-    plan: Plan, sources: Sequence[Source], folder: Path, *, jobs: int, progress: bool | None
+    plan: TuningPlan, sources: Sequence[Source], folder: Path, *, jobs: int, progress: bool | None
 ) -> tuple[dict[Source, Reference], Mapping[Run, str]]:
     """Run the baselines and return the best of each trace, with the runs that failed.
 
@@ -63,7 +63,7 @@ def references_on(
 
 
 def hold_out(  # noqa: PLR0913  what, where and how
-    plan: Plan,
+    plan: TuningPlan,
     tuned: SearchParams,
     sources: Sequence[Source],
     folder: Path,

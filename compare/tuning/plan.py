@@ -21,7 +21,7 @@ from topas.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TuningPlan:
     """What is tuned on what.
 
     ``base`` holds the values of trial 0, and those of parameters outside of ``space``. ``prune`` is the

@@ -30,7 +30,7 @@ from compare.pool import Interrupted
 from compare.source import Source
 from compare.store import find_out
 from compare.tuning.loss import Reference, loss_of
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from compare.tuning.space import Value, rounded
 from topas.errors import InputError
 from topas.params import SearchParams, values_of, with_values
@@ -91,7 +91,7 @@ class Found:
 
 
 def search(  # noqa: PLR0913  what, against what, where and how much
-    plan: Plan,
+    plan: TuningPlan,
     references: Mapping[Source, Reference],
     folder: Path,
     storage: str,
@@ -139,7 +139,7 @@ def search(  # noqa: PLR0913  what, against what, where and how much
 
 
 def _run(  # noqa: PLR0913  a step of the search needs all of it
-    plan: Plan,
+    plan: TuningPlan,
     references: Mapping[Source, Reference],
     study: optuna.Study,
     trial: optuna.Trial,
@@ -165,7 +165,7 @@ def _run(  # noqa: PLR0913  a step of the search needs all of it
 
 
 @contextmanager
-def _opened(plan: Plan, url: str, name: str) -> Iterator[optuna.Study]:
+def _opened(plan: TuningPlan, url: str, name: str) -> Iterator[optuna.Study]:
     """Open the study, made anew if it is not there, ready for its next trial.
 
     Raises
@@ -212,7 +212,7 @@ def _line(error: BaseException) -> str:
     return str(error.__cause__ or error).splitlines()[0]
 
 
-def _check(study: optuna.Study, plan: Plan, shown: str) -> None:
+def _check(study: optuna.Study, plan: TuningPlan, shown: str) -> None:
     """Note what the study depends on, or compare it with what is noted."""
     digests = plan.digests()
     noted = study.user_attrs.get(ATTRIBUTE)
@@ -256,7 +256,7 @@ _STATES = {
 }
 
 
-def _trial(plan: Plan, index: int, frozen: FrozenTrial) -> Trial:
+def _trial(plan: TuningPlan, index: int, frozen: FrozenTrial) -> Trial:
     values: dict[str, Value] = {name: frozen.params[name] for name in plan.space}
     losses = list(frozen.intermediate_values.values())
     return Trial(

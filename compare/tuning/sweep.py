@@ -22,7 +22,7 @@ from compare.source import Source
 from compare.store import find_out
 from compare.study import TIMINGS, Run, outcome_of
 from compare.tuning.held_out import overall
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from topas.event import Event, Params
 from topas.formats import read_events
 
@@ -68,7 +68,7 @@ def settings_of(base: Setting, values: Mapping[str, Sequence[int]]) -> tuple[Set
 
 
 def sweep(  # noqa: PLR0913  what, where and how
-    plan: Plan,
+    plan: TuningPlan,
     sources: Sequence[Source],
     values: Mapping[str, Sequence[int]],
     events: int,
@@ -123,7 +123,7 @@ def sweep(  # noqa: PLR0913  what, where and how
     return Sweep(base, tuple(played), tuple(gaps), len(sampled), tuple(failures))
 
 
-def _runs(plan: Plan, policy: str, sources: Sequence[Source], settings: Sequence[Setting]) -> list[Run]:
+def _runs(plan: TuningPlan, policy: str, sources: Sequence[Source], settings: Sequence[Setting]) -> list[Run]:
     params = plan.base.on(Params())
     return [
         Run(source, policy, plan.profile, replace(params, M=setting.M, K=setting.K), str(setting))

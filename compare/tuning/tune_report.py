@@ -19,7 +19,7 @@ from compare.source import Source
 from compare.study import TIMINGS
 from compare.tuning.config_file import config_text, scalar
 from compare.tuning.held_out import DEFAULT, TUNED, HeldOut
-from compare.tuning.plan import Plan
+from compare.tuning.plan import TuningPlan
 from compare.tuning.search import ENOUGH, Found, State, Trial
 from compare.tuning.space import in_words
 from compare.tuning.sweep import SCORED, Setting, Sweep
@@ -37,7 +37,7 @@ class Tuning:
     """
 
     command: str
-    plan: Plan
+    plan: TuningPlan
     found: Found
     best: Trial
     held_sources: tuple[Source, ...]

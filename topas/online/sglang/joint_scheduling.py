@@ -18,7 +18,7 @@ from topas.online.foresight import LATE, steps_to_execution
 from topas.online.sglang.book import Book, Entry, Phase
 from topas.online.sglang.engine import Pin, SGLangEngine
 from topas.online.sglang.log import DecisionWriter
-from topas.online.sglang.metrics import Metrics
+from topas.online.sglang.metrics import ServerMetrics
 from topas.online.sglang.prefixes import Agent
 from topas.online.sglang.scheduling import Scheduling
 from topas.policies.policy import JointPolicy
@@ -54,7 +54,7 @@ class JointScheduling(Scheduling):
         engine: SGLangEngine,
         book: Book,
         policy: JointPolicy,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         clock: Callable[[], float],
         log: DecisionWriter | None = None,
     ) -> None:

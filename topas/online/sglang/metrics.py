@@ -12,7 +12,7 @@ from typing import Any, Protocol
 BUCKETS_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 
 
-class Metrics(Protocol):
+class ServerMetrics(Protocol):
     """What is counted."""
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
@@ -107,7 +107,7 @@ class PrometheusMetrics:
         self._histograms[name].observe(seconds)
 
 
-def metrics_for(scheduler: Any, info: dict[str, str]) -> Metrics:  # noqa: ANN401
+def metrics_for(scheduler: Any, info: dict[str, str]) -> ServerMetrics:  # noqa: ANN401
     """Return Prometheus metrics where the server exports any."""
     if not scheduler.server_args.enable_metrics or "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return NoMetrics()

@@ -8,7 +8,7 @@ from typing import Any
 from topas.event import Request
 from topas.online.sglang.book import Book, TaskView
 from topas.online.sglang.engine import SGLangEngine
-from topas.online.sglang.metrics import Metrics
+from topas.online.sglang.metrics import ServerMetrics
 from topas.online.sglang.scheduling import Scheduling
 from topas.policies.policy import QueuePolicy
 
@@ -36,7 +36,7 @@ class QueueScheduling(Scheduling):
         engine: SGLangEngine,
         book: Book,
         policy: QueuePolicy,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(engine, book, metrics, clock)

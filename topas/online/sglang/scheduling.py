@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from topas.online.sglang.book import Book, Entry, Phase
 from topas.online.sglang.engine import SGLangEngine, tokens_of
 from topas.online.sglang.facts import read_facts
-from topas.online.sglang.metrics import Metrics
+from topas.online.sglang.metrics import ServerMetrics
 
 logger = logging.getLogger("topas")
 
@@ -31,7 +31,7 @@ class Scheduling(ABC):
     """What queue and joint policies have in common in a live engine."""
 
     def __init__(
-        self, engine: SGLangEngine, book: Book, metrics: Metrics, clock: Callable[[], float]
+        self, engine: SGLangEngine, book: Book, metrics: ServerMetrics, clock: Callable[[], float]
     ) -> None:
         self.engine = engine
         self.book = book
