@@ -5,10 +5,6 @@ BIN := $(VENV)/bin
 OUT ?= out
 READY := $(VENV)/.ready
 
-# numba does not see that a compiled function called from another file has changed.
-KERNELS := $(addprefix topas/online/near/,columns.py prices.py pack.py core.py sets.py order.py)
-FRESH := $(VENV)/.kernels
-
 # SGLang on a CPU, for the tests and for `topas live` without a GPU: about 2 minutes, 3 GB.
 SERVING := .serving
 SERVED := $(SERVING)/.ready
@@ -26,12 +22,7 @@ $(READY): pyproject.toml
 $(SERVED): pyproject.toml $(shell find serving -type f -not -path '*/__pycache__/*')
 	$(if $(shell command -v $(PYTHON)),$(PYTHON),python3) serving/install.py $(SERVING)
 
-$(FRESH): $(READY) $(KERNELS)
-	rm -f $(addsuffix __pycache__/*.nb?,$(sort $(dir $(KERNELS))))
-	rm -rf $(SERVING)/numba
-	touch $@
-
-demo: $(FRESH)
+demo: $(READY)
 	$(BIN)/topas compare chain-3 dag-4 --loads 0.5,1.0 --tasks 60 --seeds 1,2,3 --profile study --plot -o $(OUT)/demo
 	@echo
 	@echo "Files: $(OUT)/demo (report.md, results.csv, results.parquet, summary.csv, figure.png)"
@@ -40,7 +31,7 @@ demo: $(FRESH)
 	@echo "  $(BIN)/topas compare my-trace.jsonl -o $(OUT)/mine"
 	@echo "Formats: docs/formats.md. All commands: $(BIN)/topas --help"
 
-test: $(FRESH) $(SERVED)
+test: $(READY) $(SERVED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not serving'
 	$(BIN)/python -m pytest -m serving
 
@@ -56,20 +47,20 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(FRESH)
+bench: $(READY)
 	$(BIN)/python -m compare.bench
 
-fit-table-1: $(FRESH)
+fit-table-1: $(READY)
 	$(BIN)/python -m compare.table1 --fit
 
-figures: $(FRESH)
+figures: $(READY)
 	$(BIN)/python -m compare.figures -o $(OUT)/figures
 
-optimality: $(FRESH)
+optimality: $(READY)
 	$(BIN)/python -m compare.optimality -o $(OUT)/optimality
 
 # Recorded sessions are no part of the repository: make evaluation SESSIONS='a.jsonl b.jsonl'
-evaluation: $(FRESH)
+evaluation: $(READY)
 	$(BIN)/python -m compare.evaluation -o $(OUT)/evaluation $(if $(SESSIONS),--sessions $(SESSIONS))
 
 # How large the code is, and what stands twice: make structure REV='c9f49fc v1'

@@ -22,15 +22,17 @@ from tabulate import tabulate
 from compare.live.server import ServerPaths, cpu_server_paths
 from compare.live.side_by_side import Servers, play_all, runs_of
 from compare.source import Source
+from oracle.branch.sets import solve_branch
 from oracle.event import prepare, solve_event
+from oracle.models.answer import Limits
+from oracle.policy import TOPAS_SCORE
 from oracle.result import Status
 from oracle.trace import lower_bounds
 from topas.cost import Cost
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params, Request, TaskState
 from topas.files import whole_file
-from topas.online.near.policy import TOPAS_SCORE, improve, select_near
-from topas.online.search import compile_search, select
+from topas.online.search import select
 from topas.policies import JointPolicy, get_policy, policy_names
 from topas.problem import compile_event
 from topas.profile import load_profile
@@ -195,9 +197,9 @@ def near_exact(repeats: int, seeds: Sequence[int] = range(1, 8)) -> list[Figure]
             for seed in seeds:
                 event = mixed_event(waiting, agents, seed, cap)
                 problem = compile_event(event)
-                inputs = [compile_search(problem)[:3] for _ in range(repeats + 1)]
-                search_ms.append(min(_ms(partial(improve, problem, *one)) for one in inputs))
-                near_ms.append(best(repeats + 1, partial(_ms, partial(select_near, event))))
+                work = partial(solve_branch, problem, Limits())
+                search_ms.append(best(repeats + 1, partial(_ms, work)))
+                near_ms.append(best(repeats + 1, partial(_ms, partial(TOPAS_SCORE.decide, event))))
                 paper_ms.append(best(repeats + 1, partial(_ms, partial(select, event))))
             words = f"{waiting} waiting requests of {agents} agents, K = {cap}"
             found.append(Figure(f"near-exact search, {words}", statistics.median(search_ms), "ms", aim_ms))

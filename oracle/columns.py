@@ -6,145 +6,165 @@ over tasks of what the chosen columns are worth, so an exact model picks at most
 Requests of a task that agree in stage, agent, service and reservation are interchangeable: the gain adds
 up service per stage, Eq. 2 adds up reservations. So only the first ``n`` of each such kind are ever
 needed, and a task has ``prod(size of kind + 1)`` subsets to tell apart, not ``2 ** requests``.
+
+Column c is left out if it cannot fit by itself, or if another column d of the task has the same agents and
+as many requests, at least the gain and at most the tokens. Whatever state holds c, putting d in its place
+keeps the set R' and so the coverage, T_move, ``pays``, the reuse term and the room for prefixes; it keeps the
+number of admissions and of running requests, hence K, the batch limit and every tie-break by that number; it
+frees ``tokens(c) - tokens(d) >= 0`` tokens and changes the score by ``gain(d) - gain(c) >= 0``. So some
+optimal state has no such column, also among those with the most requests running. Of equal columns the first
+one stays.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from topas.problem import Problem
+from topas.compiled import kernel
+from topas.online.greedy_pack import add_work, clear, gain_ns, room_for
+from topas.problem import Problem, Table, int_fields
+from topas.residual import IntArray
 
 MOST_COLUMNS = 1024
 """A task with more subsets to tell apart is not listed (see :mod:`oracle.cuts`)."""
 
+COLUMN = int_fields("task gain_ns tokens requests pays first kinds")
+"""``requests`` of one ``task``, from ``Columns.members[first]`` on; ``pays`` if one of their agents is not
+resident now, so that the task waits for the moves (Eq. 8); ``kinds`` marks those agents within the task."""
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A non-empty set of ready requests of one task.
 
-    ``requests`` are indices of waiting requests, ``agents`` those they use; ``pays`` if one of these is
-    not resident now, so that the task waits for the moves (Eq. 8).
+class Columns(NamedTuple):
+    """The columns of an event, those of a task side by side, and the tasks whose columns are too many."""
+
+    table: Table
+    members: IntArray
+    unlisted: IntArray
+
+    def requests(self, column: int) -> list[int]:
+        """Return the waiting requests of a column."""
+        first = int(self.table["first"][column])
+        found: list[int] = self.members[first : first + int(self.table["requests"][column])].tolist()
+        return found
+
+
+def columns_of(problem: Problem) -> Columns:
+    """Return the columns of all tasks. O(columns squared) in each task, beside the gains."""
+    ready = problem.tables.tasks["ready"]
+    sizes = np.minimum(1 << np.minimum(ready, 60), MOST_COLUMNS)
+    table = np.zeros(int(sizes.sum()), dtype=COLUMN)
+    members = np.zeros(int((sizes * ready).sum()) + 1, dtype=np.int64)
+    unlisted = np.zeros(len(ready), dtype=np.int64)
+    kinds = np.zeros((5, int(ready.max(initial=0))), dtype=np.int64)
+    count = list_columns(table, members, unlisted, kinds, MOST_COLUMNS, problem.tables, room_for(problem))
+    return Columns(table[:count], members, np.flatnonzero(unlisted))
+
+
+@kernel
+def find_kinds(first, ready, kinds, p):
+    """Group a task's requests into kinds of interchangeable ones; return how many there are.
+
+    Rows of ``kinds``: the kind of each request and its place in it, a bit for its agent, and the size of each
+    kind.
     """
-
-    task: int
-    requests: tuple[int, ...]
-    agents: frozenset[int]
-    tokens: int
-    gain_ns: int
-    pays: bool
-
-
-def ready_of(problem: Problem) -> dict[int, list[int]]:
-    """Return the waiting requests of each task that has any, in canonical order."""
-    ready: dict[int, list[int]] = {}
-    for k, task in enumerate(problem.waiting_task):
-        ready.setdefault(int(task), []).append(k)
-    return ready
-
-
-def kinds_of(problem: Problem, requests: list[int]) -> list[list[int]]:
-    """Group a task's requests into kinds of interchangeable ones."""
-    kinds: dict[tuple[int, int, int, int], list[int]] = {}
-    for k in requests:
-        key = (
-            int(problem.work_stage[k]),
-            int(problem.work_ns[k]) if problem.work_stage[k] >= 0 else 0,
-            int(problem.waiting_agent[k]),
-            int(problem.waiting_reserve[k]),
-        )
-        kinds.setdefault(key, []).append(k)
-    return list(kinds.values())
+    found = 0
+    for i in range(ready):
+        one = p.waiting[first + i]
+        kinds[0, i], kinds[1, i], kinds[2, i] = found, 0, 1 << min(found, 60)
+        for j in range(i - 1, -1, -1):
+            other = p.waiting[first + j]
+            if one["agent"] == other["agent"]:
+                kinds[2, i] = kinds[2, j]
+                if (
+                    one["stage"] == other["stage"]
+                    and one["reserve"] == other["reserve"]
+                    and (one["work_ns"] == other["work_ns"] or one["stage"] < 0)
+                ):
+                    kinds[0, i], kinds[1, i] = kinds[0, j], kinds[1, j] + 1
+                    break
+        if kinds[0, i] == found:
+            found += 1
+        kinds[3, kinds[0, i]] = kinds[1, i] + 1
+    return found
 
 
-def is_listed(kinds: list[list[int]]) -> bool:
-    """Return whether a task's subsets are few enough to be listed."""
-    return math.prod(len(kind) + 1 for kind in kinds) <= MOST_COLUMNS
+@kernel
+def list_columns(table, members, unlisted, kinds, most, p, w):
+    """Fill in columns and their members, and mark the tasks that are not listed; return how many columns."""
+    clear(w)
+    slots = len(p.waiting)
+    if p.cap > 0:
+        slots = min(slots, p.cap)
+    if p.max_running > 0:
+        slots = min(slots, p.max_running)
+    kind, place, agent_bit, size, many = kinds
+    at = used = 0
+    for t in range(len(p.tasks)):
+        task = p.tasks[t]
+        first, ready = task["first"], task["ready"]
+        begin, subsets = at, 1
+        for c in range(find_kinds(first, ready, kinds, p)):
+            subsets = min(subsets * (size[c] + 1), most + 1)
+            many[c] = 0
+        if subsets > most:
+            unlisted[t] = 1
+            continue
+        for _ in range(subsets - 1):
+            c = 0
+            while many[c] == size[c]:
+                many[c] = 0
+                c += 1
+            many[c] += 1
+            new, prefixes, mask = table[at], 0, 0
+            new["task"], new["first"] = t, used
+            new["tokens"] = new["requests"] = new["pays"] = new["kinds"] = 0
+            for i in range(ready):
+                if place[i] < many[kind[i]]:
+                    request = p.waiting[first + i]
+                    agent = p.agents[request["agent"]]
+                    members[used + new["requests"]] = first + i
+                    new["requests"] += 1
+                    new["tokens"] += request["reserve"]
+                    new["pays"] |= 1 - agent["resident"]
+                    mask |= 1 << request["bit"]
+                    if not new["kinds"] & agent_bit[i]:
+                        new["kinds"] |= agent_bit[i]
+                        prefixes += agent["prefix"]
+            if new["tokens"] + prefixes > p.budget or new["requests"] > slots:
+                continue
+            for i in range(new["requests"]):
+                add_work(members[used + i], 1, p, w)
+            new["gain_ns"] = gain_ns(t, mask, p, w)
+            for i in range(new["requests"]):
+                add_work(members[used + i], -1, p, w)
+            used += new["requests"]
+            at = keep(table, begin, at)
+    return at
 
 
-class Gains:
-    """Aged joint gains of sets of ready requests, in ns; tasks in one state share the evaluations."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._left: dict[tuple[int, int, tuple[int, ...]], int] = {}
-
-    def __call__(self, task: int, requests: tuple[int, ...]) -> int:
-        """Return ``round(g_i (L_i - L_i(H)))``, the number of :func:`topas.score.joint_gain_ns`."""
-        problem = self._problem
-        path_ns = int(problem.path_ns[task])
-        return int(np.rint(problem.age[task] * float(path_ns - self._left_ns(task, requests))))
-
-    def _left_ns(self, task: int, requests: tuple[int, ...]) -> int:
-        """Return L_i(H), through the memo of the shared library where the task has one."""
-        problem, store = self._problem, self._problem.store
-        model = problem.models[task]
-        if model is None:
-            return int(problem.path_ns[task])
-        if model.memo_at >= 0:
-            at = model.memo_at + sum(1 << int(problem.work_bit[k]) for k in requests)
-            if store.memo[at] < 0:
-                store.memo[at] = store.expected_ns(model, self._done(task, requests))
-            return int(store.memo[at])
-        done = self._done(task, requests)
-        key = (model.row, problem.path_ns[task], tuple(done.values()))
-        if key not in self._left:
-            self._left[key] = store.expected_ns(model, done)
-        return self._left[key]
-
-    def _done(self, task: int, requests: tuple[int, ...]) -> dict[int, int]:
-        """Return what a set of completions does to each stage of the evaluated part."""
-        problem = self._problem
-        model = problem.models[task]
-        if model is None:
-            return {}
-        places = [0] * len(model.part)
-        for k in requests:
-            if problem.work_stage[k] >= 0:
-                places[problem.work_stage[k]] += int(problem.work_ns[k])
-        return {stage: places[place] for stage, place in model.part.items()}
-
-
-def columns_of(problem: Problem, task: int, kinds: list[list[int]], gains: Gains) -> list[Column]:
-    """Return the columns of one task without the dominated ones.
-
-    Column c is dropped if another column d of the task has the same agents and as many requests, at least
-    the gain and at most the tokens. Whatever state holds c, putting d in its place keeps the set R' and so
-    the coverage, T_move, ``pays``, the reuse term and the room for prefixes; it keeps the number of
-    admissions and of running requests, hence K, the batch limit and every tie-break by that number; it
-    frees ``tokens(c) - tokens(d) >= 0`` tokens and changes the score by ``gain(d) - gain(c) >= 0``. So
-    some optimal state has no dropped column, also among those with the most requests running. Of equal
-    columns the first one stays.
-    """
-    found: dict[tuple[frozenset[int], int], list[Column]] = {}
-    for requests in _subsets(kinds):
-        agents = frozenset(int(problem.waiting_agent[k]) for k in requests)
-        column = Column(
-            task=task,
-            requests=requests,
-            agents=agents,
-            tokens=sum(int(problem.waiting_reserve[k]) for k in requests),
-            gain_ns=gains(task, requests),
-            pays=any(not problem.resident[a] for a in agents),
-        )
-        found.setdefault((agents, len(requests)), []).append(column)
-    return [column for group in found.values() for column in _undominated(group)]
-
-
-def _undominated(group: list[Column]) -> Iterator[Column]:
-    best = -1
-    for column in sorted(group, key=lambda c: (c.tokens, -c.gain_ns)):
-        if column.gain_ns > best:
-            best = column.gain_ns
-            yield column
-
-
-def _subsets(kinds: list[list[int]]) -> Iterator[tuple[int, ...]]:
-    """Return all non-empty subsets up to interchangeable requests."""
-    for counts in itertools.product(*(range(len(kind) + 1) for kind in kinds)):
-        if any(counts):
-            yield tuple(sorted(k for kind, n in zip(kinds, counts, strict=True) for k in kind[:n]))
+@kernel
+def keep(table, begin, at):
+    """Keep the column at ``at`` if none of its task's, from ``begin`` on, dominates it; return the end."""
+    new, left = table[at], begin
+    for j in range(begin, at):
+        other = table[j]
+        if (
+            other["requests"] == new["requests"]
+            and other["kinds"] == new["kinds"]
+            and other["gain_ns"] >= new["gain_ns"]
+            and other["tokens"] <= new["tokens"]
+        ):
+            return at
+    for j in range(begin, at + 1):
+        other = table[j]
+        if (
+            j == at
+            or other["requests"] != new["requests"]
+            or other["kinds"] != new["kinds"]
+            or other["gain_ns"] > new["gain_ns"]
+            or other["tokens"] < new["tokens"]
+        ):
+            table[left] = other
+            left += 1
+    return left

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from oracle.columns import Gains
 from topas.problem import Problem
+
+Gains = Callable[[int, tuple[int, ...]], int]
+"""The aged joint gain of a task's requests, in ns: :func:`topas.score.joint_gain_ns`, remembered."""
 
 MOST_PAIRS = 400
 """Up to so many pairs of requests, the first cuts include every set that lacks just one pair."""
@@ -37,7 +40,7 @@ class Cut:
     slope_ns: dict[int, int]
 
 
-def cut_at(problem: Problem, task: int, requests: list[int], inside: frozenset[int], gains: Gains) -> Cut:
+def cut_at(problem: Problem, task: int, requests: Sequence[int], inside: frozenset[int], gains: Gains) -> Cut:
     """Return the cut of one set of a task's requests, first grown by all that add nothing to it."""
     constant_ns = gains(task, tuple(sorted(inside)))
     for k in requests:
@@ -47,7 +50,7 @@ def cut_at(problem: Problem, task: int, requests: list[int], inside: frozenset[i
     return Cut(constant_ns, {k: _slope_ns(problem, task, k, inside) for k in outside})
 
 
-def first_cuts(problem: Problem, task: int, requests: list[int], gains: Gains) -> list[Cut]:
+def first_cuts(problem: Problem, task: int, requests: Sequence[int], gains: Gains) -> list[Cut]:
     """Return the cuts to begin with: nothing, all, and all without one or two requests."""
     everything = frozenset(requests)
     pairs = list(itertools.combinations(requests, 2))
@@ -58,13 +61,12 @@ def first_cuts(problem: Problem, task: int, requests: list[int], gains: Gains) -
 
 def _slope_ns(problem: Problem, task: int, k: int, inside: frozenset[int]) -> int:
     """Return the most that request k can add to any set that holds ``inside``, in ns, rounded up."""
-    model, place = problem.models[task], int(problem.work_stage[k])
+    tables, place = problem.tables, int(problem.tables.waiting["stage"][k])
     mean_ns = 0.0
-    if model is not None and place >= 0:
-        store = problem.store
-        z_at, outcomes, stages, weight_at = (int(x) for x in store.rows[model.row][:4])
-        left = store.z[z_at : z_at + outcomes * stages].reshape(outcomes, stages)[:, place]
-        done = sum(int(problem.work_ns[r]) for r in inside if problem.work_stage[r] == place)
-        fall = np.minimum(np.maximum(left - done, 0), int(problem.work_ns[k]))
-        mean_ns = float(store.weights[weight_at : weight_at + outcomes] @ fall)
-    return math.ceil(float(problem.age[task]) * (mean_ns + 1) * (1 + 1e-9)) + 1
+    if place >= 0:
+        z_ns, weights, _ = problem.store.outcomes(problem.models[task])
+        work = tables.waiting["work_ns"]
+        done = sum(int(work[r]) for r in inside if tables.waiting["stage"][r] == place)
+        fall = np.minimum(np.maximum(z_ns[:, place] - done, 0), int(work[k]))
+        mean_ns = float(weights @ fall)
+    return math.ceil(float(tables.tasks["age"][task]) * (mean_ns + 1) * (1 + 1e-9)) + 1

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
-import numpy as np
-
+from oracle.branch.sets import solve_branch
 from oracle.brute_force import brute_force
-from oracle.columns import ready_of
+from oracle.columns import columns_of
 from oracle.extra import solver_module
 from oracle.models.answer import Answer, Limits
 from oracle.models.event_cpsat import solve_cpsat
-from oracle.models.event_milp import solve_milp, tolerance_ns
+from oracle.models.event_milp import solve_milp
 from oracle.result import EventResult, Status
 from oracle.verify import OracleError, verified
 from topas.decision import Decision
 from topas.errors import InputError
 from topas.event import Event
 from topas.feasible import violations
-from topas.online.search import select, warm_up
+from topas.online.search import select, small_event, warm_up
 from topas.problem import Problem, compile_event
-from topas.score import joint_gain_ns
+from topas.score import task_gains
 
-MODULES = {"cp-sat": ("ortools.sat.python.cp_model",), "milp": ("pulp", "highspy"), "brute-force": ()}
+MODULES = {
+    "cp-sat": ("ortools.sat.python.cp_model",),
+    "milp": ("pulp", "highspy"),
+    "branch-and-bound": (),
+    "brute-force": (),
+}
 SOLVERS = tuple(MODULES)
 
 
@@ -51,10 +56,11 @@ def solve_event(  # noqa: PLR0913  a solver's independent options
     Parameters
     ----------
     solver : ``cp-sat`` (exact to the nanosecond), ``milp`` (another model, within the tolerances of
-        doubles) or ``brute-force`` (small events; no time limit).
+        doubles), ``branch-and-bound`` (exact; a search of its own, for tasks with few ready requests) or
+        ``brute-force`` (small events; no time limit).
     time_limit_s : wall-clock limit (None: none). Compiling the event, the heuristic and listing columns
-        count, but are not broken off.
-    work_limit : limit by CP-SAT's deterministic measure of work: stops at the same place in every run.
+        count, but are not broken off. Branch and bound counts its steps instead.
+    work_limit : limit by a deterministic measure of work: stops at the same place in every run.
     seed, workers : of the solver. CP-SAT with one worker and no wall-clock limit is deterministic.
     tie_break : among equal scores more requests running, then fewer prefix tokens moved (``cp-sat`` and
         ``brute-force``); ``ties_proved`` tells whether that is proved too.
@@ -68,26 +74,22 @@ def solve_event(  # noqa: PLR0913  a solver's independent options
     """
     if solver not in SOLVERS:
         raise InputError(f"unknown solver {solver!r}; known: {', '.join(SOLVERS)}")
+    prepare(solver)
     started = clock()
     problem = compile_event(event)
     known = _heuristic(event)
-    limits = Limits(time_limit_s, work_limit, seed, workers)
-    if time_limit_s is not None:
-        limits = Limits(time_limit_s - (clock() - started), work_limit, seed, workers)
+    left_s = None if time_limit_s is None else time_limit_s - (clock() - started)
+    limits = Limits(left_s, work_limit, seed, workers)
     answer = _ask(solver, problem, limits, known, tie_break=tie_break, clock=clock)
-    result = _result(problem, solver, answer, known)
-    return EventResult(
-        result.status,
-        result.decision,
-        result.bound_ns,
-        solver,
-        clock() - started,
-        ties_proved=result.ties_proved,
-    )
+    status, decision, bound_ns = _proved(problem, solver, answer, known)
+    ties_proved = answer.ties_proved or answer.status is Status.INFEASIBLE
+    ties_proved = ties_proved and status is Status.OPTIMAL
+    return EventResult(status, decision, bound_ns, solver, clock() - started, ties_proved=ties_proved)
 
 
+@cache
 def prepare(solver: str = "cp-sat") -> None:
-    """Load a solver and the compiled search, which would otherwise delay the first event.
+    """Load a solver and the compiled code, which would otherwise delay the first event.
 
     Raises
     ------
@@ -97,6 +99,12 @@ def prepare(solver: str = "cp-sat") -> None:
     for module in MODULES[solver]:
         solver_module(module)
     warm_up()
+    problem = compile_event(small_event())
+    columns_of(problem)
+    verified(
+        problem,
+        solve_branch(problem, Limits()) if solver == "branch-and-bound" else Answer(Status.OPTIMAL, (0,)),
+    )
 
 
 def gap(optimum_ns: int, heuristic_ns: int) -> float:
@@ -109,9 +117,9 @@ def simple_bound_ns(problem: Problem) -> int:
 
     Gains never fall as requests are added, costs are never negative, and reuse counts for each agent once.
     """
-    usable = np.union1d(problem.waiting_agent, problem.running_agent)
-    gains_ns = sum(joint_gain_ns(problem, task, requests) for task, requests in ready_of(problem).items())
-    return gains_ns + int(problem.reuse_ns[usable].sum())
+    agents = problem.tables.agents
+    gains_ns = sum(gain_ns for _, gain_ns in task_gains(problem, range(len(problem.waiting))))
+    return gains_ns + int(agents["reuse_ns"][agents["active"] > 0].sum())
 
 
 def _heuristic(event: Event) -> Decision | None:
@@ -136,51 +144,47 @@ def _ask(  # noqa: PLR0913  the solvers' common inputs
         return brute_force(problem, tie_break=tie_break)
     if limits.time_s is not None and limits.time_s <= 0:
         return Answer(Status.UNKNOWN)
+    if solver == "branch-and-bound":
+        return solve_branch(problem, limits)
     if solver == "milp":
         return solve_milp(problem, limits)
     return solve_cpsat(problem, limits, hint=known, tie_break=tie_break, clock=clock)
 
 
-def _result(problem: Problem, solver: str, answer: Answer, known: Decision | None) -> EventResult:
-    """Return what an answer and the heuristic's decision prove together."""
+def _proved(
+    problem: Problem, solver: str, answer: Answer, known: Decision | None
+) -> tuple[Status, Decision | None, int | None]:
+    """Return status, decision and bound that an answer and the heuristic's decision prove together."""
     if answer.status is Status.INFEASIBLE:
-        return _empty(problem, solver, known)
+        if known is not None:
+            raise OracleError(f"{solver} calls an event infeasible for which a decision is known")
+        return _emptied(problem)
     found: Decision | None = None
-    slack_ns = 0
-    if answer.status in (Status.OPTIMAL, Status.FEASIBLE):
-        slack_ns = tolerance_ns(problem, answer.claimed_ns or 0) if solver == "milp" else 0
-        found = verified(
-            problem, answer.admit, answer.preempt, claimed_ns=answer.claimed_ns, tolerance_ns=slack_ns
-        )
-    if answer.status is Status.OPTIMAL and found is not None:
+    if answer.status is not Status.UNKNOWN:
+        found = verified(problem, answer)
+    states = [state for state in (found, known) if state]
+    best = max(states, key=lambda state: state.terms.score_ns, default=None)
+    if answer.status is Status.OPTIMAL and found and best:
         score_ns = found.terms.score_ns
-        if known is not None and known.terms.score_ns > score_ns + slack_ns:
+        if best.terms.score_ns > score_ns + answer.tolerance_ns:
             raise OracleError(
-                f"{solver} calls {score_ns} ns optimal, a known state has {known.terms.score_ns}"
+                f"{solver} calls {score_ns} ns optimal, a known state has {best.terms.score_ns}"
             )
-        return EventResult(Status.OPTIMAL, found, score_ns, solver, 0.0, ties_proved=answer.ties_proved)
+        return Status.OPTIMAL, found, score_ns
     bound_ns = simple_bound_ns(problem)
     if answer.bound_ns is not None:
-        slack_ns = tolerance_ns(problem, answer.bound_ns) if solver == "milp" else 0
-        bound_ns = min(bound_ns, answer.bound_ns + slack_ns)
-    best = max((one for one in (found, known) if one), key=lambda one: one.terms.score_ns, default=None)
+        bound_ns = min(bound_ns, answer.bound_ns + answer.tolerance_ns)
     if best is None:
-        return EventResult(Status.UNKNOWN, None, bound_ns, solver, 0.0)
+        return Status.UNKNOWN, None, bound_ns
     if best.terms.score_ns > bound_ns:
         raise OracleError(f"{solver} gives a bound of {bound_ns} ns, a state has {best.terms.score_ns} ns")
-    if best.terms.score_ns == bound_ns:
-        return EventResult(Status.OPTIMAL, best, bound_ns, solver, 0.0)
-    return EventResult(Status.FEASIBLE, best, bound_ns, solver, 0.0)
+    return (Status.OPTIMAL if best.terms.score_ns == bound_ns else Status.FEASIBLE), best, bound_ns
 
 
-def _empty(problem: Problem, solver: str, known: Decision | None) -> EventResult:
+def _emptied(problem: Problem) -> tuple[Status, Decision | None, int | None]:
     """Return the last resort, where it is proved that nothing can run."""
-    if known is not None:
-        raise OracleError(f"{solver} calls an event infeasible for which a decision is known")
     everyone = range(len(problem.running))
-    cap = problem.event.params.K
-    if cap and len(everyone) > cap:
-        return EventResult(Status.INFEASIBLE, None, None, solver, 0.0)
-    decision = verified(problem, (), everyone)
-    score_ns = decision.terms.score_ns
-    return EventResult(Status.OPTIMAL, decision, score_ns, solver, 0.0, ties_proved=True)
+    if 0 < problem.tables.cap < len(everyone):
+        return Status.INFEASIBLE, None, None
+    decision = verified(problem, Answer(Status.OPTIMAL, preempt=tuple(everyone)))
+    return Status.OPTIMAL, decision, decision.terms.score_ns

@@ -1,4 +1,4 @@
-"""The exact optimum of one event: three models against one another and against an enumeration.
+"""The exact optimum of one event: four solvers against one another and against an enumeration.
 
 ``Reference`` (support_events) shares no code with the library: it lists all states and judges them with
 exact fractions.
@@ -11,20 +11,21 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
-from support_events import Raw, Reference, events, make_event, many
+from support_events import Raw, Reference, events, make_event, many, subsets
 from support_oracle import paying_event, squeezed
 from support_sim import ask, chain, make_trace, recorded, single, stepping
 
 import oracle.extra
 from compare import bench
 from oracle import columns as columns_module
-from oracle.columns import Column, Gains, columns_of, is_listed, kinds_of, ready_of
+from oracle.columns import Columns, columns_of
 from oracle.cuts import cut_at, first_cuts
 from oracle.event import SOLVERS, gap, simple_bound_ns, solve_event
 from oracle.models import event_cpsat, event_milp
@@ -60,7 +61,7 @@ def problem_of(raw: Raw) -> Problem:
     return compile_event(event_of(raw))
 
 
-# ------------------------------------------------------------------------------- three models, one optimum
+# ------------------------------------------------------------------------------- four solvers, one optimum
 
 
 def unsure_ns(ref: Reference) -> int:
@@ -119,8 +120,10 @@ def test_all_solvers_find_the_optimum() -> None:
             decision = result.decision
             chosen = ref.chosen(decision.admit, decision.preempt)
             if solver != "milp" and not off:
+                assert len(chosen) == wanted[1]
+            if solver in ("cp-sat", "brute-force") and not off:
                 assert result.ties_proved
-                assert (len(chosen), -ref.moved_tokens(chosen)) == wanted[1:]
+                assert -ref.moved_tokens(chosen) == wanted[2]
             if solver == "cp-sat":
                 note(seen, raw, ref, decision)
 
@@ -133,10 +136,11 @@ def test_all_solvers_find_the_optimum() -> None:
 @given(events(most_waiting=7, most_running=4))
 def test_they_agree_on_somewhat_larger_events(raw: Raw) -> None:
     event = event_of(raw)
-    found = [solve_event(event, solver=solver) for solver in ("cp-sat", "milp")]
-    assert found[0].status is found[1].status
-    if found[0].decision:
-        assert abs(score_ns(found[0]) - score_ns(found[1])) <= MILP_NS
+    exact, other, own = (solve_event(event, solver=one) for one in ("cp-sat", "milp", "branch-and-bound"))
+    assert exact.status is other.status is own.status
+    if exact.decision:
+        assert abs(score_ns(exact) - score_ns(other)) <= MILP_NS
+        assert score_ns(exact) == score_ns(own)
 
 
 @pytest.mark.parametrize("cap", [0, 3])
@@ -264,7 +268,7 @@ def test_a_fork_of_twelve_against_all_its_states(stages: str, cap: int) -> None:
         K=cap,
     )
     problem = problem_of(raw)
-    assert not is_listed(kinds_of(problem, ready_of(problem)[0]))
+    assert columns_of(problem).unlisted.tolist() == [0]
     result = solve_event(event_of(raw))
     assert (result.status, score_ns(result)) == (Status.OPTIMAL, Reference(raw).optimum())
 
@@ -272,7 +276,7 @@ def test_a_fork_of_twelve_against_all_its_states(stages: str, cap: int) -> None:
 @pytest.mark.parametrize("shape", ["join", "mixed", "lines", "independent"])
 def test_a_cut_holds_for_every_set_and_is_tight_at_its_own(shape: str) -> None:
     problem = compile_event(fork(12, shape, seed=3, others=0))
-    gains, requests = Gains(problem), ready_of(problem)[0]
+    gains, requests = partial(joint_gain_ns, problem), problem.ready(0)
     rng = random.Random(5)  # noqa: S311  no secret
     drawn = [frozenset(k for k in requests if rng.random() < rng.choice([0.2, 0.5, 0.9])) for _ in range(60)]
     cuts = first_cuts(problem, 0, requests, gains) + [
@@ -295,10 +299,7 @@ def test_interchangeable_requests_make_few_columns() -> None:
         waiting=[f"r{k:02} t.a A 10 2" for k in range(30)],
     )
     problem = problem_of(raw)
-    kinds = kinds_of(problem, ready_of(problem)[0])
-    assert [len(kind) for kind in kinds] == [30]
-    found = columns_of(problem, 0, kinds, Gains(problem))
-    assert [len(column.requests) for column in found] == list(range(1, 31))
+    assert columns_of(problem).table["requests"].tolist() == list(range(1, 31))
     assert score_ns(solve_event(event_of(raw))) == (40 + 60) * 1_000_000_000 // 2 - 1_000_000_000
 
 
@@ -306,26 +307,33 @@ def test_interchangeable_requests_make_few_columns() -> None:
 @given(events(most_waiting=6))
 def test_columns_are_what_they_say_and_the_dropped_ones_are_dominated(raw: Raw) -> None:
     problem = problem_of(raw)
-    gains = Gains(problem)
-    for task, requests in ready_of(problem).items():
-        kept = columns_of(problem, task, kinds_of(problem, requests), gains)
-        everything = columns_of(problem, task, [[k] for k in requests], gains)
-        for column in kept:
-            assert column.gain_ns == joint_gain_ns(problem, task, column.requests)
-            agents = {int(problem.waiting_agent[k]) for k in column.requests}
-            assert column.agents == agents
-            assert column.pays == any(not problem.resident[a] for a in agents)
-
-        def covered(one: Column, kept: list[Column] = kept) -> bool:
-            return any(
-                other.agents == one.agents
-                and len(other.requests) == len(one.requests)
-                and other.gain_ns >= one.gain_ns
-                and other.tokens <= one.tokens
-                for other in kept
+    event, columns, waiting = problem.event, columns_of(problem), problem.tables.waiting
+    slots = (
+        min(n for n in (event.params.K, event.params.max_running, len(waiting)) if n) if len(waiting) else 0
+    )
+    kept = {}
+    for i, row in enumerate(columns.table):
+        members = columns.requests(i)
+        agents = {problem.waiting[k].agent for k in members}
+        assert set(waiting["task"][members]) == {row["task"]}
+        assert row["gain_ns"] == joint_gain_ns(problem, int(row["task"]), members)
+        assert row["tokens"] == sum(problem.waiting[k].reserve_tokens for k in members)
+        assert row["pays"] == (not agents <= event.resident)
+        kept[tuple(members)] = (agents, int(row["gain_ns"]), int(row["tokens"]))
+    for task in range(len(problem.tasks)):
+        for some in subsets(problem.ready(task)):
+            agents = {problem.waiting[k].agent for k in some}
+            tokens = sum(problem.waiting[k].reserve_tokens for k in some)
+            if not some or len(some) > slots:
+                continue
+            if tokens + sum(event.agents[a] for a in agents) > event.budget_tokens:
+                continue
+            gain_ns = joint_gain_ns(problem, task, some)
+            assert any(
+                len(members) == len(some) and one[0] == agents and one[1] >= gain_ns and one[2] <= tokens
+                for members, one in kept.items()
+                if waiting["task"][members[0]] == task
             )
-
-        assert all(map(covered, everything))
 
 
 # ------------------------------------------------------------------------------------------ limits, statuses
@@ -447,8 +455,12 @@ def test_numbers_beyond_the_solver_are_refused() -> None:
 
 
 def test_a_wrong_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Gains.__call__
-    monkeypatch.setattr(Gains, "__call__", lambda self, task, requests: right(self, task, requests) + 1)
+    def too_good(problem: Problem) -> Columns:
+        columns = columns_of(problem)
+        columns.table["gain_ns"] += 1
+        return columns
+
+    monkeypatch.setattr(event_cpsat, "columns_of", too_good)
     with pytest.raises(OracleError, match=r"claims a score of \d+ ns for a state that has \d+ ns"):
         solve_event(paying_event())
 
@@ -469,7 +481,7 @@ def test_a_wrong_charge_in_the_milp_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_a_state_that_is_not_feasible_is_caught() -> None:
     problem = compile_event(replace(paying_event(), budget_tokens=100))
     with pytest.raises(OracleError, match="not feasible: budget: 120 tokens exceed 100"):
-        verified(problem, [0, 1], [])
+        verified(problem, Answer(Status.OPTIMAL, (0, 1)))
 
 
 @pytest.mark.parametrize("answer", [Answer(Status.INFEASIBLE), Answer(Status.OPTIMAL, (0,), (), 5 * 10**9)])
@@ -565,7 +577,8 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_solver_is_named_with_the_extra(solver: str, library: str) -> None:
     with pytest.raises(InputError, match=rf"needs {library}, .*pip install 'topas\[oracle\]'"):
         solve_event(paying_event(), solver=solver)
-    assert solve_event(paying_event(), solver="brute-force").status is Status.OPTIMAL
+    for own in ("brute-force", "branch-and-bound"):
+        assert solve_event(paying_event(), solver=own).status is Status.OPTIMAL
 
 
 def test_the_benchmark_of_the_optimum_measures_proved_ones(monkeypatch: pytest.MonkeyPatch) -> None:

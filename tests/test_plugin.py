@@ -47,7 +47,7 @@ def no_scheduling() -> Iterator[None]:
 
 
 def test_the_policies_are_ours_and_none_is_sglangs() -> None:
-    assert set(plugin.POLICIES) <= set(policy_names())
+    assert set(plugin.POLICIES) <= set(policy_names(on_request=True))
     assert not set(plugin.POLICIES) & SGLANG_POLICIES
     assert len(set(plugin.POLICIES)) == len(plugin.POLICIES)
     assert all(isinstance(get_policy(name), JointPolicy | QueuePolicy) for name in plugin.POLICIES)

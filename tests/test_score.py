@@ -106,8 +106,9 @@ def test_credits_of_a_decision_are_its_conditional_gains(raw: dict, data: st.Dat
     assert decision.credits_ns == conditional_gains_ns(problem, admit)
     assert sum(decision.credits_ns) == decision.terms.admit_ns
     for k, credit in zip(admit, decision.credits_ns, strict=True):
-        task = int(problem.waiting_task[k])
-        earlier = [x for x in admit[: admit.index(k)] if problem.waiting_task[x] == task]
+        tasks = problem.tables.waiting["task"]
+        task = int(tasks[k])
+        earlier = [x for x in admit[: admit.index(k)] if tasks[x] == task]
         assert credit == joint_gain_ns(problem, task, [*earlier, k]) - joint_gain_ns(problem, task, earlier)
 
 

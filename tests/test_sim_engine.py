@@ -566,7 +566,9 @@ def test_recorded_decisions_of_a_queue_policy_are_feasible_under_the_ratio() -> 
     assert sum(r.reserve_tokens for r in (*event.running, *event.waiting)) <= event.budget_tokens
 
 
-@pytest.mark.parametrize("policy", [name for name in policy_names() if name.startswith("topas")])
+@pytest.mark.parametrize(
+    "policy", ["topas-score", *(name for name in policy_names() if name.startswith("topas"))]
+)
 def test_what_outgrew_the_ratios_estimate_may_stay(policy: str) -> None:
     # At 33, when the fourth arrives, 129 tokens are in use and 21 to come: 0.67 of them are too many for
     # 132. No prefix set holds the three requests then, but that is no reason to throw all of them out.
@@ -597,7 +599,7 @@ def test_what_outgrew_the_estimate_gives_nobody_more_room_than_there_is() -> Non
     assert max(event.budget_tokens for event, _ in entries) == 132
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", [*policy_names(), "topas-score"])
 @pytest.mark.parametrize("admission", ["full", "sglang"])
 def test_never_more_than_max_running_requests_run(policy: str, admission: str) -> None:
     trace = make_trace({"A": 10, "B": 10}, *[(k / 4, single("AB"[k % 2], ask(4, 6))) for k in range(9)])

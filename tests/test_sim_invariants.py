@@ -41,7 +41,7 @@ from topas.sim import SimResult
 from topas.sim.engine import Engine
 from topas.trace import Round, TaskSpec, Trace
 
-POLICIES = policy_names()
+POLICIES = [*policy_names(), "topas-score"]
 WALL_CLOCK = ("decision_ms_mean", "decision_ms_p99")
 
 

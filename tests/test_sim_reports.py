@@ -34,7 +34,7 @@ from topas.trace import Trace
 from topas.trace.format import write_trace
 from topas.workflow import StageProfile
 
-POLICIES = policy_names()
+POLICIES = [*policy_names(), "topas-score"]
 QUEUE_POLICIES = [name for name in POLICIES if not name.startswith("topas")]
 TOPAS_POLICIES = [name for name in POLICIES if name.startswith("topas")]
 

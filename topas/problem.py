@@ -6,14 +6,16 @@ the requests and the resident ones, by name.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from topas.event import Event, Request
-from topas.progress import PathModel, PathStore
-from topas.residual import FloatArray, IntArray
+from topas.progress import PathModel, Paths, PathStore
 from topas.units import to_ns
 
 _stores = [PathStore()]
@@ -29,46 +31,68 @@ def current_store() -> PathStore:
     return _stores[0]
 
 
+Table = npt.NDArray[np.void]
+"""One row a thing, named fields."""
+
+
+def int_fields(names: str) -> np.dtype[np.void]:
+    """Return the type of a row of integers."""
+    return np.dtype([(name, np.int64) for name in names.split()])
+
+
+AGENT = int_fields("prefix swap_ns reuse_ns resident active smallest")
+"""``swap_ns`` moves the prefix over the link once, ``reuse_ns`` is Eq. 11; ``active`` if requests use it;
+``smallest`` waiting reservation (-1: none waits)."""
+WAITING = int_fields("agent task reserve rank stage work_ns bit")
+"""``rank`` orders waiting and running requests together. A request does ``work_ns`` at place ``stage`` of its
+task's evaluated part (-1: it changes nothing) and is ``bit`` of the task's memo."""
+RUNNING = int_fields("agent task reserve rank redo_ns revoke_ns")
+"""``redo_ns`` and ``revoke_ns``: what preempting it costs (Eq. 9-10)."""
+TASK = np.dtype(
+    [
+        *int_fields("first ready path_ns row part_at memo_at").descr,
+        ("age", np.float64),
+        ("rest_ns", np.float64),
+    ]
+)
+"""``ready`` waiting requests from ``first`` on; ``age`` is g_i of Eq. 12, the others say how L is computed:
+see :class:`~topas.progress.PathModel`. ``memo_at`` is -1 without a memo, ``part_at`` the task's place among
+the evaluated stages of all."""
+
+
+class Tables(NamedTuple):
+    """An event as compiled code reads it: int64 nanoseconds, tokens, indices; ``cap`` is K."""
+
+    agents: Table
+    waiting: Table
+    running: Table
+    tasks: Table
+    paths: Paths
+    budget: int
+    max_running: int
+    cap: int
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One event as arrays; A agents, W waiting and Q running requests, T tasks that have any.
+    """One event compiled: the names and objects that rows of the tables stand for, and the tables.
 
-    Durations are int64 nanoseconds, reservations and prefixes tokens. ``swap_ns[a]`` moves a's prefix
-    over the link once, ``reuse_ns[a]`` is a's part of Eq. 11, ``redo_ns``/``revoke_ns`` the cost of
-    preempting a running request (Eq. 9-10), ``age[t]`` the weight g_i of Eq. 12. ``rank`` orders
-    waiting and running requests together. ``work_*`` say what a waiting request does to its task:
-    ``work_ns`` of service at place ``work_stage`` of the task's evaluated part (-1: it changes
-    nothing), bit ``work_bit`` of the memo at ``memo_at[t]`` (-1: no memo).
+    Tasks with waiting requests come first, in order, so that the requests of each are neighbours.
     """
 
     event: Event
     agents: tuple[str, ...]
-    prefix: IntArray
-    swap_ns: IntArray
-    reuse_ns: IntArray
-    resident: IntArray
     waiting: tuple[Request, ...]
-    waiting_agent: IntArray
-    waiting_task: IntArray
-    waiting_reserve: IntArray
-    waiting_rank: IntArray
-    work_stage: IntArray
-    work_ns: IntArray
-    work_bit: IntArray
     running: tuple[Request, ...]
-    running_agent: IntArray
-    running_task: IntArray
-    running_reserve: IntArray
-    running_rank: IntArray
-    redo_ns: IntArray
-    revoke_ns: IntArray
     tasks: tuple[str, ...]
-    age: FloatArray
     models: tuple[PathModel | None, ...]
-    part_at: IntArray
-    memo_at: IntArray
-    path_ns: IntArray
     store: PathStore
+    tables: Tables
+
+    def ready(self, task: int) -> range:
+        """Return the waiting requests of a task."""
+        first = int(self.tables.tasks["first"][task])
+        return range(first, first + int(self.tables.tasks["ready"][task]))
 
 
 def age_weight(waited_s: float, rho: float, age_scale_s: float) -> float:
@@ -88,72 +112,77 @@ def compile_event(event: Event) -> Problem:
     rank = {request.id: place for place, request in enumerate(merged)}
     waiting = tuple(sorted(event.waiting, key=lambda request: rank[request.id]))
     running = tuple(sorted(event.running, key=lambda request: rank[request.id]))
-    agents = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
-    agent_index = {name: k for k, name in enumerate(agents)}
-    task_index: dict[str, int] = {}
-    ready: list[list[int]] = []
-    for k, request in enumerate(waiting):
-        if request.task not in task_index:
-            task_index[request.task] = len(ready)
-            ready.append([])
-        ready[task_index[request.task]].append(k)
-    for request in running:
-        task_index.setdefault(request.task, len(task_index))
+    names = tuple(sorted({r.agent for r in waiting} | {r.agent for r in running} | event.resident))
+    place = {name: k for k, name in enumerate(names)}
+    index = {task: t for t, task in enumerate(dict.fromkeys(r.task for r in (*waiting, *running)))}
 
-    models: list[PathModel | None] = [None] * len(task_index)
+    tasks = _table(TASK, len(index), memo_at=-1, row=-1, age=1.0)
     stage_of, work_ns, bit_of = [-1] * len(waiting), [0] * len(waiting), [0] * len(waiting)
-    age = [1.0] * len(task_index)
-    for t, requests in enumerate(ready):
-        state = states[waiting[requests[0]].task]
-        age[t] = age_weight(event.time_s - state.arrival_s, params.rho, params.age_scale_s)
-        index = state.dag.index
-        work = sorted((index[waiting[k].stage], to_ns(waiting[k].service_s), k) for k in requests)
-        model = store.model(
-            state.dag, state.residuals, tuple(item[:2] for item in work), params.scenarios, params.seed
+    models: list[PathModel | None] = [None] * len(index)
+    parts, first = 0, 0
+    for t, (task, requests) in enumerate(itertools.groupby(waiting, key=lambda request: request.task)):
+        state = states[task]
+        work = sorted(
+            (state.dag.index[r.stage], to_ns(r.service_s), k) for k, r in enumerate(requests, start=first)
         )
-        models[t] = model
+        key = tuple(item[:2] for item in work)
+        model = models[t] = store.model(state.dag, state.residuals, key, params.scenarios, params.seed)
         for bit, (stage, service_ns, k) in enumerate(work):
-            stage_of[k], work_ns[k], bit_of[k] = model.part.get(stage, -1), service_ns, bit
-    part_size = [len(model.part) if model else 0 for model in models]
+            stage_of[k], work_ns[k] = model.part.get(stage, -1), service_ns
+            bit_of[k] = bit if model.memo_at >= 0 else 0
+        age = age_weight(event.time_s - state.arrival_s, params.rho, params.age_scale_s)
+        tasks[t] = (first, len(work), model.path_ns, model.row, parts, model.memo_at, age, model.rest_ns)
+        parts, first = parts + len(model.part), first + len(work)
 
-    reuse = event.reuse_counts
-    ints = _ints
-    return Problem(
-        event=event,
-        agents=agents,
-        prefix=ints([event.agents[a] for a in agents]),
-        swap_ns=ints([to_ns(event.agents[a] * params.cost.swap_s_per_token) for a in agents]),
-        reuse_ns=ints(
-            [
-                to_ns(params.beta * reuse.get(a, 0) * event.agents[a] * params.cost.swap_s_per_token)
-                for a in agents
-            ]
-        ),
-        resident=ints([a in event.resident for a in agents]),
-        waiting=waiting,
-        waiting_agent=ints([agent_index[r.agent] for r in waiting]),
-        waiting_task=ints([task_index[r.task] for r in waiting]),
-        waiting_reserve=ints([r.reserve_tokens for r in waiting]),
-        waiting_rank=ints([rank[r.id] for r in waiting]),
-        work_stage=ints(stage_of),
-        work_ns=ints(work_ns),
-        work_bit=ints(bit_of),
-        running=running,
-        running_agent=ints([agent_index[r.agent] for r in running]),
-        running_task=ints([task_index[r.task] for r in running]),
-        running_reserve=ints([r.reserve_tokens for r in running]),
-        running_rank=ints([rank[r.id] for r in running]),
-        redo_ns=ints([to_ns(params.cost.decode_s_per_token * r.generated_tokens) for r in running]),
-        revoke_ns=ints([to_ns(r.credit_s) for r in running]),
-        tasks=tuple(task_index),
-        age=np.array(age, dtype=np.float64),
-        models=tuple(models),
-        part_at=ints(np.concatenate(([0], np.cumsum(part_size)))),
-        memo_at=ints([model.memo_at if model else -1 for model in models]),
-        path_ns=ints([model.path_ns if model else 0 for model in models]),
-        store=store,
+    cost, prefixes = params.cost, [event.agents[a] for a in names]
+    wanted = [params.beta * event.reuse_counts.get(a, 0) for a in names]
+    agents = _table(
+        AGENT,
+        len(names),
+        prefix=prefixes,
+        swap_ns=[to_ns(tokens * cost.swap_s_per_token) for tokens in prefixes],
+        reuse_ns=[
+            to_ns(n * tokens * cost.swap_s_per_token) for n, tokens in zip(wanted, prefixes, strict=True)
+        ],
+        resident=[a in event.resident for a in names],
+        smallest=-1,
     )
+    for request in (*waiting, *running):
+        agents["active"][place[request.agent]] = 1
+    waits = _table(
+        WAITING,
+        len(waiting),
+        agent=[place[r.agent] for r in waiting],
+        task=[index[r.task] for r in waiting],
+        reserve=[r.reserve_tokens for r in waiting],
+        rank=[rank[r.id] for r in waiting],
+        stage=stage_of,
+        work_ns=work_ns,
+        bit=bit_of,
+    )
+    least: dict[int, int] = {}
+    for request in waiting:
+        a = place[request.agent]
+        least[a] = min(least.get(a, request.reserve_tokens), request.reserve_tokens)
+    agents["smallest"][list(least)] = list(least.values())
+    runs = _table(
+        RUNNING,
+        len(running),
+        agent=[place[r.agent] for r in running],
+        task=[index[r.task] for r in running],
+        reserve=[r.reserve_tokens for r in running],
+        rank=[rank[r.id] for r in running],
+        redo_ns=[to_ns(cost.decode_s_per_token * r.generated_tokens) for r in running],
+        revoke_ns=[to_ns(r.credit_s) for r in running],
+    )
+    limits = (event.budget_tokens, params.max_running, params.K)
+    tables = Tables(agents, waits, runs, tasks, store.paths, *limits)
+    return Problem(event, names, waiting, running, tuple(index), tuple(models), store, tables)
 
 
-def _ints(values: object) -> IntArray:
-    return np.asarray(values, dtype=np.int64)
+def _table(fields: np.dtype[np.void], rows: int, **columns: object) -> Table:
+    """Return a table of zeros but for these columns."""
+    found = np.zeros(rows, dtype=fields)
+    for name, values in columns.items():
+        found[name] = values
+    return found

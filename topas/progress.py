@@ -14,14 +14,16 @@ Evaluations are kept in flat arrays (:class:`PathStore`) that compiled code read
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from topas.compiled import allocating_kernel
+from topas.compiled import kernel
 from topas.residual import FloatArray, IntArray, Residual
 from topas.workflow import Dag
 
@@ -32,15 +34,31 @@ STORE_CELLS = 4_000_000
 """A store is full when its outcome table or its memos have this many cells (32 MB)."""
 
 
-@allocating_kernel
-def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, finish):
-    """Return E[LP] over the weighted outcomes of one part, after ``done_ns[v]`` of each stage is done.
+class Paths(NamedTuple):
+    """The arrays of a :class:`PathStore`: outcomes of parts, and memos of L.
 
-    ``row`` is (z offset, outcomes, stages, weight offset, offset into ``before_at``); predecessors of
-    stage v are ``before[before_at[v] : before_at[v + 1]]``; ``finish`` is scratch.
-    O(outcomes x (stages + edges)).
+    Row r of ``rows`` is (z offset, outcomes, stages, weight offset, offset into ``before_at``) of one part;
+    the predecessors of its stage v are ``before[before_at[v] : before_at[v + 1]]`` from that offset on.
     """
-    z_at, outcomes, stages, weight_at, edge_at = row[0], row[1], row[2], row[3], row[4]
+
+    z: IntArray
+    weights: FloatArray
+    before: IntArray
+    before_at: IntArray
+    rows: IntArray
+    memo: IntArray
+
+
+@kernel
+def mean_longest_path(paths, row, done_ns, done_at, finish):
+    """Return E[LP] over the weighted outcomes of one part, after ``done_ns[done_at + v]`` of each stage v.
+
+    ``finish`` is scratch. O(outcomes x (stages + edges)).
+    """
+    z, weights, before, before_at = paths.z, paths.weights, paths.before, paths.before_at
+    rows = paths.rows
+    z_at, outcomes, stages = rows[row, 0], rows[row, 1], rows[row, 2]
+    weight_at, edge_at = rows[row, 3], rows[row, 4]
     total = 0.0
     for k in range(outcomes):
         longest = 0
@@ -63,7 +81,7 @@ def mean_longest_path(z, weights, before, before_at, row, done_ns, done_at, fini
 class PathModel:
     """What L of a task is computed from, for tasks in one state with one set of ready requests.
 
-    ``row`` indexes ``PathStore.rows``; ``part`` maps a stage of the DAG to its place in the evaluated
+    ``row`` indexes ``Paths.rows``; ``part`` maps a stage of the DAG to its place in the evaluated
     part (finished and later stages are absent); ``rest_ns`` is the expected path behind that part and
     ``path_ns`` is L before any completion. ``memo_at`` is where L over subsets of the ready requests is
     kept (-1: nowhere), in the order of ``PathStore.model``'s arguments.
@@ -84,13 +102,15 @@ class PathStore:
     """
 
     def __init__(self) -> None:
-        self.z: IntArray = np.zeros(1 << 14, dtype=np.int64)
-        self.weights: FloatArray = np.zeros(1 << 12, dtype=np.float64)
-        self.before: IntArray = np.zeros(1 << 10, dtype=np.int64)
-        self.before_at: IntArray = np.zeros(1 << 10, dtype=np.int64)
-        self.rows: IntArray = np.zeros((1 << 8, 5), dtype=np.int64)
-        self.memo: IntArray = np.zeros(1 << 12, dtype=np.int64)
-        self._used = dict.fromkeys(("z", "weights", "before", "before_at", "rows", "memo"), 0)
+        self.paths = Paths(
+            z=np.zeros(1 << 14, dtype=np.int64),
+            weights=np.zeros(1 << 12, dtype=np.float64),
+            before=np.zeros(1 << 10, dtype=np.int64),
+            before_at=np.zeros(1 << 10, dtype=np.int64),
+            rows=np.zeros((1 << 8, 5), dtype=np.int64),
+            memo=np.zeros(1 << 12, dtype=np.int64),
+        )
+        self._used = dict.fromkeys(Paths._fields, 0)
         self._models: dict[tuple[object, ...], PathModel] = {}
         self._rows: dict[tuple[object, ...], int] = {}
 
@@ -124,20 +144,22 @@ class PathStore:
         done = [done_ns.get(stage, 0) for stage in model.part]
         return int(np.rint(self._mean(model.row, done) + model.rest_ns))
 
-    def _mean(self, row: int, done: list[int]) -> float:
-        size = len(done)
-        return float(
-            mean_longest_path(
-                self.z,
-                self.weights,
-                self.before,
-                self.before_at,
-                self.rows[row],
-                np.array(done, dtype=np.int64),
-                0,
-                np.zeros(size, dtype=np.int64),
-            )
+    def outcomes(self, model: PathModel | None) -> tuple[IntArray, FloatArray, list[list[int]]]:
+        """Return the evaluated part: outcomes (K x V, nanoseconds), K weights, predecessors by stage."""
+        if model is None:
+            return np.zeros((0, 0), dtype=np.int64), np.zeros(0), []
+        paths = self.paths
+        z_at, outcomes, stages, weight_at, edge_at = (int(x) for x in paths.rows[model.row])
+        ends = paths.before_at[edge_at : edge_at + stages + 1]
+        return (
+            paths.z[z_at : z_at + outcomes * stages].reshape(outcomes, stages),
+            paths.weights[weight_at : weight_at + outcomes],
+            [[int(u) for u in paths.before[start:end]] for start, end in itertools.pairwise(ends)],
         )
+
+    def _mean(self, row: int, done: list[int]) -> float:
+        finish = np.zeros(len(done), dtype=np.int64)
+        return float(mean_longest_path(self.paths, row, np.array(done, dtype=np.int64), 0, finish))
 
     def _build(
         self,
@@ -193,11 +215,11 @@ class PathStore:
     def _append(self, name: str, block: npt.NDArray[np.generic]) -> int:
         start = self._used[name]
         need = start + len(block)
-        array: npt.NDArray[np.generic] = getattr(self, name)
+        array: npt.NDArray[np.generic] = getattr(self.paths, name)
         if need > len(array):
             grown = np.zeros((max(need, 2 * len(array)), *array.shape[1:]), dtype=array.dtype)
             grown[:start] = array[:start]
-            setattr(self, name, grown)
+            self.paths = self.paths._replace(**{name: grown})
             array = grown
         array[start:need] = block
         self._used[name] = need

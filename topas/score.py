@@ -32,18 +32,18 @@ def score_state(problem: Problem, admit: Iterable[int], preempt: Iterable[int]) 
     The admission term sums, over tasks, ``g_i (L_i before - L_i after its admissions)``, each rounded
     to a nanosecond: it does not depend on the order (Eq. 7 telescopes).
     """
-    admitted, dropped = list(admit), set(preempt)
-    kept = [k for k in range(len(problem.running)) if k not in dropped]
-    after = {int(problem.waiting_agent[k]) for k in admitted} | {int(problem.running_agent[k]) for k in kept}
-    before = {a for a in range(len(problem.agents)) if problem.resident[a]}
-    moved_ns = sum(int(problem.swap_ns[a]) for a in after ^ before)
-    delayed = {int(problem.waiting_task[k]) for k in admitted if int(problem.waiting_agent[k]) not in before}
+    agents, waiting, running = problem.tables[:3]
+    admitted, dropped = list(admit), sorted(set(preempt))
+    after, before = np.zeros(len(agents), dtype=bool), agents["resident"] > 0
+    after[waiting["agent"][admitted]] = True
+    after[np.delete(running["agent"], dropped)] = True
+    delayed = {int(waiting["task"][k]) for k in admitted if not before[waiting["agent"][k]]}
     return Terms(
         admit_ns=sum(gain for _, gain in task_gains(problem, admitted)),
-        move_ns=moved_ns * len(delayed),
-        redo_ns=sum(int(problem.redo_ns[k]) for k in dropped),
-        revoke_ns=sum(int(problem.revoke_ns[k]) for k in dropped),
-        reuse_ns=sum(int(problem.reuse_ns[a]) for a in after),
+        move_ns=int(agents["swap_ns"][after != before].sum()) * len(delayed),
+        redo_ns=int(running["redo_ns"][dropped].sum()),
+        revoke_ns=int(running["revoke_ns"][dropped].sum()),
+        reuse_ns=int(agents["reuse_ns"][after].sum()),
     )
 
 
@@ -51,22 +51,22 @@ def task_gains(problem: Problem, admitted: Iterable[int]) -> list[tuple[int, int
     """Return (task, aged gain in ns) of each task with an admission; gains are joint over its requests."""
     by_task: dict[int, list[int]] = {}
     for k in admitted:
-        by_task.setdefault(int(problem.waiting_task[k]), []).append(k)
+        by_task.setdefault(int(problem.tables.waiting["task"][k]), []).append(k)
     return [(t, joint_gain_ns(problem, t, requests)) for t, requests in by_task.items()]
 
 
 def joint_gain_ns(problem: Problem, task: int, requests: Iterable[int]) -> int:
     """Return ``g_i (L_i - L_i(H))`` for the set H of a task's waiting requests, in nanoseconds."""
-    done = np.zeros(max(int(problem.part_at[task + 1] - problem.part_at[task]), 1), dtype=np.int64)
-    for k in requests:
-        if problem.work_stage[k] >= 0:
-            done[problem.work_stage[k]] += problem.work_ns[k]
     model = problem.models[task]
     if model is None:
         return 0
-    stages = {stage: int(done[place]) for stage, place in model.part.items()}
-    left = problem.store.expected_ns(model, stages)
-    return int(np.rint(problem.age[task] * float(problem.path_ns[task] - left)))
+    places = [0] * len(model.part)
+    for k in requests:
+        work = problem.tables.waiting[k]
+        if work["stage"] >= 0:
+            places[work["stage"]] += int(work["work_ns"])
+    left_ns = problem.store.expected_ns(model, dict(zip(model.part, places, strict=True)))
+    return int(np.rint(problem.tables.tasks[task]["age"] * float(model.path_ns - left_ns)))
 
 
 def conditional_gains_ns(problem: Problem, admitted: Iterable[int]) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def conditional_gains_ns(problem: Problem, admitted: Iterable[int]) -> tuple[int
     sofar: dict[int, tuple[list[int], int]] = {}
     gains = []
     for k in admitted:
-        task = int(problem.waiting_task[k])
+        task = int(problem.tables.waiting["task"][k])
         requests, gain = sofar.get(task, ([], 0))
         joint = joint_gain_ns(problem, task, [*requests, k])
         gains.append(joint - gain)

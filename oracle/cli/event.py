@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oracle.event import gap, prepare, solve_event
+from oracle.event import SOLVERS, gap, prepare, solve_event
 from oracle.result import EventResult, Status
 from topas.decision import Decision
 from topas.errors import InputError
@@ -18,8 +18,6 @@ from topas.formats import LoggedEvent, decision_json, read_events
 from topas.online.search import select
 from topas.score import score
 from topas.units import to_s
-
-SOLVERS = ("cp-sat", "milp", "brute-force")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,8 +27,8 @@ class Answer:
 
     ``admit`` and ``preempt`` are indices, empty if there is no state. ``claimed_ns`` is the score that the
     model believes it has; None if it has no state, or one whose continuous variables need not be tight.
-    ``bound_ns``: no non-empty state scores more; None if nothing was proved. ``ties_proved``: among equal
-    scores the tie-break is proved too.
+    ``bound_ns``: no non-empty state scores more; None if nothing was proved. Both may be off by
+    ``tolerance_ns``. ``ties_proved``: among equal scores the tie-break is proved too.
     """
 
     status: Status
@@ -37,3 +37,4 @@ class Answer:
     claimed_ns: int | None = None
     bound_ns: int | None = None
     ties_proved: bool = False
+    tolerance_ns: int = 0

@@ -20,22 +20,26 @@ several times faster than one charge a task, since ``v_a`` is settled as soon as
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
-from oracle.columns import Column, Gains, columns_of, is_listed, kinds_of, ready_of
-from oracle.cuts import Cut, cut_at, first_cuts
+import numpy as np
+
+from oracle.columns import Columns, columns_of
+from oracle.cuts import Cut, Gains, cut_at, first_cuts
 from oracle.extra import solver_module
 from oracle.models.answer import Answer, Limits
 from oracle.models.cpsat import new_solver
+from oracle.models.event_rows import limit_rows
 from oracle.result import Status
 from topas.decision import Decision
 from topas.errors import InputError
 from topas.problem import Problem
+from topas.score import joint_gain_ns
 
 EXACT_DOUBLE = 1 << 53
 """Integers up to here are doubles without error."""
@@ -49,7 +53,7 @@ class _Free:
     """A task whose subsets are not listed: one Boolean a request, its gain under cuts."""
 
     task: int
-    requests: list[int]
+    requests: range
     chosen: dict[int, Any]
     pays: Any
     gain: Any
@@ -61,11 +65,11 @@ class _Model:
 
     problem: Problem
     gains: Gains
+    columns: Columns
     cp: Any
     inside: list[Any]
     stays: list[Any]
-    columns: list[Column] = field(default_factory=list)
-    chosen: list[Any] = field(default_factory=list)
+    chosen: list[Any]
     free: list[_Free] = field(default_factory=list)
     waits: Any = None
     charged: dict[int, Any] = field(default_factory=dict)
@@ -73,10 +77,19 @@ class _Model:
     constant_ns: int = 0
     last: Any = None
 
+    def admitted(self) -> list[tuple[int, int, Any]]:
+        """Return tokens, requests and variable of all that may be admitted."""
+        table, reserve = self.columns.table, self.problem.tables.waiting["reserve"]
+        listed = zip(table["tokens"].tolist(), table["requests"].tolist(), self.chosen, strict=True)
+        return [*listed, *((int(reserve[k]), 1, x) for task in self.free for k, x in task.chosen.items())]
+
     def running(self) -> list[Any]:
         """Return the terms that add up to the number of requests running afterwards."""
-        listed = [len(c.requests) * x for c, x in zip(self.columns, self.chosen, strict=True)]
-        return [*listed, *(x for task in self.free for x in task.chosen.values()), *self.stays]
+        return [*(count * x for _, count, x in self.admitted()), *self.stays]
+
+    def moved(self, agent: int, *, inside: bool) -> bool:
+        """Return whether an agent's prefix moves if it is in R' or not."""
+        return inside != bool(self.problem.tables.agents["resident"][agent])
 
 
 def solve_cpsat(
@@ -131,88 +144,78 @@ def solve_cpsat(
 
 
 def _build(cp_model: Any, problem: Problem) -> _Model:  # noqa: ANN401  ortools gives no types
-    cp = cp_model.CpModel()
-    params, gains = problem.event.params, Gains(problem)
+    cp, columns = cp_model.CpModel(), columns_of(problem)
+    agents, _, running = problem.tables[:3]
+
+    def binaries(count: int) -> list[Any]:
+        return [cp.new_bool_var("") for _ in range(count)]
+
     model = _Model(
         problem,
-        gains,
+        cache(partial(joint_gain_ns, problem)),
+        columns,
         cp,
-        inside=[cp.new_bool_var("") for _ in problem.agents],
-        stays=[cp.new_bool_var("") for _ in problem.running],
+        inside=binaries(len(agents)),
+        stays=binaries(len(running)),
+        chosen=binaries(len(columns.table)),
     )
     users: list[list[Any]] = [[] for _ in problem.agents]
-    for q, stays in enumerate(model.stays):
-        users[problem.running_agent[q]].append(stays)
-    paying: list[Any] = []
-    for task, requests in ready_of(problem).items():
-        kinds = kinds_of(problem, requests)
-        if is_listed(kinds):
-            _add_columns(model, columns_of(problem, task, kinds, gains), users, paying)
-        else:
-            _add_free(model, task, requests, kinds, users, paying)
+    for agent, stays in zip(running["agent"], model.stays, strict=True):
+        users[agent].append(stays)
+    paying = _add_columns(model, users)
+    for task in columns.unlisted:
+        _add_free(model, int(task), users, paying)
     for inside, uses in zip(model.inside, users, strict=True):
         for use in uses:
             cp.add_implication(use, inside)
         cp.add_bool_or([*uses, inside.Not()])
-    tokens = [int(n) * z for n, z in zip(problem.prefix, model.inside, strict=True)]
-    tokens += [int(d) * y for d, y in zip(problem.running_reserve, model.stays, strict=True)]
-    tokens += [c.tokens * x for c, x in zip(model.columns, model.chosen, strict=True)]
-    tokens += [int(problem.waiting_reserve[k]) * x for one in model.free for k, x in one.chosen.items()]
-    cp.add(sum(tokens) <= problem.event.budget_tokens)
-    running = model.running()
-    cp.add(sum(running) >= 1)
-    if params.max_running:
-        cp.add(sum(running) <= params.max_running)
-    if params.K:
-        cp.add(sum(running[: len(running) - len(model.stays)]) <= params.K)
-        cp.add(sum(model.stays) >= len(model.stays) - params.K)
+    for row in limit_rows(problem, model.inside, model.stays, model.admitted(), sum):
+        cp.add(row)
     _add_move(model, paying)
-    for a, inside in enumerate(model.inside):
-        model.score.append((int(problem.reuse_ns[a]), inside))
-    for q, stays in enumerate(model.stays):
-        loss_ns = int(problem.redo_ns[q]) + int(problem.revoke_ns[q])
-        model.score.append((loss_ns, stays))
-        model.constant_ns -= loss_ns
+    losses = running["redo_ns"] + running["revoke_ns"]
+    model.constant_ns = -int(losses.sum())
+    for factors, variables in (
+        (columns.table["gain_ns"], model.chosen),
+        (agents["reuse_ns"], model.inside),
+        (losses, model.stays),
+    ):
+        model.score += zip(factors.tolist(), variables, strict=True)
     return model
 
 
-def _add_columns(model: _Model, columns: list[Column], users: list[list[Any]], paying: list[Any]) -> None:
-    """Add a task whose subsets are listed."""
-    chosen = [model.cp.new_bool_var("") for _ in columns]
-    if len(chosen) > 1:
-        model.cp.add_at_most_one(chosen)
-    for column, x in zip(columns, chosen, strict=True):
-        model.score.append((column.gain_ns, x))
-        for agent in column.agents:
+def _add_columns(model: _Model, users: list[list[Any]]) -> list[Any]:
+    """Add the tasks whose subsets are listed; return the variables of those columns that pay for moves."""
+    columns, agent_of = model.columns, model.problem.tables.waiting["agent"]
+    table = columns.table
+    for some in np.split(np.arange(len(table)), np.flatnonzero(np.diff(table["task"])) + 1):
+        if len(some) > 1:
+            model.cp.add_at_most_one(model.chosen[i] for i in some)
+    for i, x in enumerate(model.chosen):
+        for agent in set(agent_of[columns.requests(i)].tolist()):
             users[agent].append(x)
-        if column.pays:
-            paying.append(x)
-    model.columns += columns
-    model.chosen += chosen
+    return [x for x, pays in zip(model.chosen, table["pays"], strict=True) if pays]
 
 
-def _add_free(  # noqa: PLR0913  the lists that a task adds to
-    model: _Model,
-    task: int,
-    requests: list[int],
-    kinds: list[list[int]],
-    users: list[list[Any]],
-    paying: list[Any],
-) -> None:
+def _add_free(model: _Model, task: int, users: list[list[Any]], paying: list[Any]) -> None:
     """Add a task whose gain stands under cuts."""
-    problem, cp = model.problem, model.cp
+    problem, cp, requests = model.problem, model.cp, model.problem.ready(task)
+    waiting, resident = problem.tables.waiting, problem.tables.agents["resident"]
     chosen = {k: cp.new_bool_var("") for k in requests}
-    for kind in kinds:
-        for first, second in itertools.pairwise(kind):
-            cp.add_implication(chosen[second], chosen[first])  # interchangeable: in canonical order
+    last: dict[tuple[int, ...], int] = {}
+    for k in requests:
+        one = waiting[k]
+        kind = (one["agent"], one["reserve"], one["stage"], one["work_ns"] * (one["stage"] >= 0))
+        if kind in last:
+            cp.add_implication(chosen[k], chosen[last[kind]])  # interchangeable: in canonical order
+        last[kind] = k
     pays = cp.new_bool_var("")
-    strangers = [x for k, x in chosen.items() if not problem.resident[problem.waiting_agent[k]]]
+    strangers = [x for k, x in chosen.items() if not resident[waiting["agent"][k]]]
     for x in strangers:
         cp.add_implication(x, pays)
     cp.add_bool_or([*strangers, pays.Not()])
     paying.append(pays)
     for k, x in chosen.items():
-        users[problem.waiting_agent[k]].append(x)
+        users[waiting["agent"][k]].append(x)
     gain = cp.new_int_var(0, model.gains(task, tuple(requests)), "")
     model.score.append((1, gain))
     one = _Free(task, requests, chosen, pays, gain)
@@ -231,35 +234,41 @@ def _add_move(model: _Model, paying: list[Any]) -> None:
     """Add ``T_move |T_in|``, one share an agent."""
     if not paying:
         return
-    problem, cp = model.problem, model.cp
+    cp, swaps_ns = model.cp, model.problem.tables.agents["swap_ns"].tolist()
     model.waits = cp.new_int_var(0, len(paying), "")
     cp.add(model.waits == sum(paying))
-    for a, inside in enumerate(model.inside):
-        if problem.swap_ns[a]:
+    for a, (inside, swap_ns) in enumerate(zip(model.inside, swaps_ns, strict=True)):
+        if swap_ns:
             charged = cp.new_int_var(0, len(paying), "")
-            moved = inside.Not() if problem.resident[a] else inside
+            moved = inside if model.moved(a, inside=True) else inside.Not()
             cp.add(charged >= model.waits).only_enforce_if(moved)
             model.charged[a] = charged
-            model.score.append((-int(problem.swap_ns[a]), charged))
+            model.score.append((-swap_ns, charged))
 
 
 def _tie_break(model: _Model) -> Any:  # noqa: ANN401  ortools gives no types
     """Return what to maximise among equal scores: requests running, then prefix tokens left in place."""
-    prefix, resident = model.problem.prefix, model.problem.resident
+    prefix = model.problem.tables.agents["prefix"].tolist()
     staying = [
-        int(tokens) * (inside if resident[a] else 1 - inside)
+        tokens * (1 - inside if model.moved(a, inside=True) else inside)
         for a, (tokens, inside) in enumerate(zip(prefix, model.inside, strict=True))
     ]
-    return (int(prefix.sum()) + 1) * sum(model.running()) + sum(staying)
+    return (sum(prefix) + 1) * sum(model.running()) + sum(staying)
 
 
 def _hint_decision(model: _Model, decision: Decision) -> None:
     """Start from a decision."""
     problem, cp = model.problem, model.cp
     admit, preempt, resident = set(decision.admit), set(decision.preempt), set(decision.resident)
-    chosen = _columns_for(model, admit)
-    for i, x in enumerate(model.chosen):
-        cp.add_hint(x, i in chosen)
+    sets: dict[str, list[int]] = {}
+    for k, request in enumerate(problem.waiting):
+        if request.id in admit:
+            sets.setdefault(request.task, []).append(k)
+    wanted = list(sets.values())
+    # A set that was left out as a column, for another one or because it cannot fit, stays without a hint.
+    chosen = [model.columns.requests(i) in wanted for i in range(len(model.chosen))]
+    for x, here in zip(model.chosen, chosen, strict=True):
+        cp.add_hint(x, here)
     for one in model.free:
         for k, x in one.chosen.items():
             cp.add_hint(x, problem.waiting[k].id in admit)
@@ -268,30 +277,10 @@ def _hint_decision(model: _Model, decision: Decision) -> None:
     for request, stays in zip(problem.running, model.stays, strict=True):
         cp.add_hint(stays, request.id not in preempt)
     if model.waits is not None and not model.free:
-        waits = sum(model.columns[i].pays for i in chosen)
+        waits = int(model.columns.table["pays"][chosen].sum())
         cp.add_hint(model.waits, waits)
         for a, charged in model.charged.items():
-            moved = (problem.agents[a] in resident) != bool(problem.resident[a])
-            cp.add_hint(charged, waits if moved else 0)
-
-
-def _columns_for(model: _Model, admit: set[str]) -> set[int]:
-    """Return the columns of a set of admissions; one that dominates stands in for a dropped one."""
-    problem = model.problem
-    sets: dict[int, list[int]] = {}
-    for k, request in enumerate(problem.waiting):
-        if request.id in admit:
-            sets.setdefault(int(problem.waiting_task[k]), []).append(k)
-    best: dict[int, tuple[int, int]] = {}
-    for i, column in enumerate(model.columns):
-        wanted = sets.get(column.task, [])
-        if (
-            len(column.requests) == len(wanted)
-            and column.agents == {int(problem.waiting_agent[k]) for k in wanted}
-            and column.tokens <= sum(int(problem.waiting_reserve[k]) for k in wanted)
-        ):
-            best[column.task] = max(best.get(column.task, (-1, -1)), (column.gain_ns, i))
-    return {i for _, i in best.values()}
+            cp.add_hint(charged, waits if model.moved(a, inside=problem.agents[a] in resident) else 0)
 
 
 def _hint_solution(model: _Model) -> None:
@@ -347,8 +336,7 @@ def _read(model: _Model, solver: Any) -> tuple[Answer, bool]:  # noqa: ANN401  o
     Where it does, the cut that says so is added.
     """
     claimed_ns = model.constant_ns + sum(factor * solver.value(x) for factor, x in model.score)
-    columns = zip(model.columns, model.chosen, strict=True)
-    admit = [k for column, x in columns if solver.value(x) for k in column.requests]
+    admit = [k for i, x in enumerate(model.chosen) if solver.value(x) for k in model.columns.requests(i)]
     true = True
     for one in model.free:
         some = [k for k, x in one.chosen.items() if solver.value(x)]
@@ -362,9 +350,10 @@ def _read(model: _Model, solver: Any) -> tuple[Answer, bool]:  # noqa: ANN401  o
     preempt = tuple(q for q, y in enumerate(model.stays) if not solver.value(y))
     # A charge above its least value can only stand in a solution that is not proved optimal.
     waits = 0 if model.waits is None else solver.value(model.waits)
+    swap_ns = model.problem.tables.agents["swap_ns"].tolist()
     for a, charged in model.charged.items():
-        moved = bool(solver.value(model.inside[a])) != bool(model.problem.resident[a])
-        claimed_ns += int(model.problem.swap_ns[a]) * (solver.value(charged) - (waits if moved else 0))
+        moved = model.moved(a, inside=bool(solver.value(model.inside[a])))
+        claimed_ns += swap_ns[a] * (solver.value(charged) - (waits if moved else 0))
     return Answer(Status.FEASIBLE, tuple(admit), preempt, claimed_ns), true
 
 

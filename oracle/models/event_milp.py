@@ -15,13 +15,14 @@ model, so that the two check each other. Seconds and doubles: optimal within the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from oracle.extra import quiet_highs, solver_module
 from oracle.models.answer import Answer, Limits
+from oracle.models.event_rows import limit_rows
 from oracle.result import Status
 from topas.errors import InputError
 from topas.problem import Problem
@@ -34,21 +35,6 @@ TOLERANCE = 1e-6
 """Relative error allowed to the claimed score: HiGHS keeps rows and integrality to 1e-6 or better."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scenarios:
-    """The outcomes of the evaluated part of one task: z in ns (outcomes x stages), weights, precedence."""
-
-    z_ns: np.ndarray[Any, np.dtype[np.int64]]
-    weights: np.ndarray[Any, np.dtype[np.float64]]
-    before: list[list[int]]
-    rest_ns: float
-
-    @property
-    def cells(self) -> int:
-        """Return outcomes times stages."""
-        return int(self.z_ns.size)
-
-
 def solve_milp(problem: Problem, limits: Limits) -> Answer:
     """Return the best non-empty state within the solver's tolerances.
 
@@ -59,8 +45,9 @@ def solve_milp(problem: Problem, limits: Limits) -> Answer:
     """
     pulp = solver_module("pulp")
     highspy = quiet_highs()
-    scenarios = {int(t): _scenarios(problem, int(t)) for t in np.unique(problem.waiting_task)}
-    cells = sum(one.cells for one in scenarios.values())
+    tables = problem.tables
+    tasks = [int(t) for t in np.flatnonzero(tables.tasks["ready"])]
+    cells = sum(problem.store.outcomes(problem.models[task])[0].size for task in tasks)
     if cells > MOST_CELLS:
         raise InputError(
             f"expected at most {MOST_CELLS} outcomes of stages for the MILP, found {cells}: use cp-sat"
@@ -73,18 +60,26 @@ def solve_milp(problem: Problem, limits: Limits) -> Answer:
     admit = [binary(f"x{k}") for k in range(len(problem.waiting))]
     inside = [binary(f"z{a}") for a in range(len(problem.agents))]
     stays = [binary(f"y{q}") for q in range(len(problem.running))]
-    losses_s = [to_s(int(a) + int(b)) for a, b in zip(problem.redo_ns, problem.revoke_ns, strict=True)]
+    losses_s = [to_s(int(ns)) for ns in tables.running["redo_ns"] + tables.running["revoke_ns"]]
     # HiGHS is given no constant: what does not depend on a variable is added afterwards.
     constant_s = -sum(losses_s)
-    score = [to_s(int(reuse)) * z for reuse, z in zip(problem.reuse_ns, inside, strict=True)]
+    score = [to_s(int(reuse)) * z for reuse, z in zip(tables.agents["reuse_ns"], inside, strict=True)]
     score += [loss_s * y for loss_s, y in zip(losses_s, stays, strict=True)]
-    for task, one in scenarios.items():
-        weight = float(problem.age[task])
-        constant_s += weight * (float(problem.path_ns[task]) - one.rest_ns) / 1e9
-        score += [-weight * p * path for p, path in _paths(program, problem, task, one, admit)]
+    for task in tasks:
+        weight, row = float(tables.tasks["age"][task]), tables.tasks[task]
+        constant_s += weight * (float(row["path_ns"]) - float(row["rest_ns"])) / 1e9
+        score += [-weight * p * path for p, path in _paths(program, problem, task, admit)]
     score += [-charge for charge in _charges(program, problem, admit, inside)]
     program += pulp.lpSum(score)
-    _constrain(pulp, program, problem, (admit, inside, stays))
+    users: list[list[Any]] = [[] for _ in inside]
+    for agent, x in zip((*tables.waiting["agent"], *tables.running["agent"]), (*admit, *stays), strict=True):
+        users[agent].append(x)
+        program += x <= inside[agent]
+    for z, uses in zip(inside, users, strict=True):
+        program += z <= pulp.lpSum(uses)
+    admitted = [(int(n), 1, x) for n, x in zip(tables.waiting["reserve"], admit, strict=True)]
+    for row in limit_rows(problem, inside, stays, admitted, pulp.lpSum):
+        program += row
     solver = pulp.HiGHS(
         msg=False,
         gapRel=0.0,
@@ -95,48 +90,36 @@ def solve_milp(problem: Problem, limits: Limits) -> Answer:
         mip_feasibility_tolerance=1e-9,
     )
     program.solve(solver)
-    return _answer(highspy, program, admit, stays, constant_s)
+    answer = _answer(highspy, program, admit, stays, constant_s)
+    about_ns = answer.bound_ns if answer.claimed_ns is None else answer.claimed_ns
+    return replace(answer, tolerance_ns=tolerance_ns(problem, about_ns or 0))
 
 
 def tolerance_ns(problem: Problem, score_ns: int) -> int:
     """Return how far a score claimed by this model may be from the true one."""
-    moves_ns = int(problem.swap_ns.sum()) * len(problem.tasks)
+    moves_ns = int(problem.tables.agents["swap_ns"].sum()) * len(problem.tasks)
     return to_ns(TOLERANCE) + math.ceil(TOLERANCE * (abs(score_ns) + moves_ns))
-
-
-def _scenarios(problem: Problem, task: int) -> _Scenarios:
-    model, store = problem.models[task], problem.store
-    if model is None:
-        return _Scenarios(np.zeros((0, 0), dtype=np.int64), np.zeros(0), [], 0.0)
-    z_at, outcomes, stages, weight_at, edge_at = (int(x) for x in store.rows[model.row])
-    ends = store.before_at[edge_at : edge_at + stages + 1]
-    return _Scenarios(
-        z_ns=store.z[z_at : z_at + outcomes * stages].reshape(outcomes, stages),
-        weights=store.weights[weight_at : weight_at + outcomes],
-        before=[[int(u) for u in store.before[ends[v] : ends[v + 1]]] for v in range(stages)],
-        rest_ns=model.rest_ns,
-    )
 
 
 def _paths(
     program: Any,  # noqa: ANN401  pulp's problem
     problem: Problem,
     task: int,
-    one: _Scenarios,
     admit: list[Any],
 ) -> list[tuple[float, Any]]:
     """Add a task's longest paths; return the weight and the length (s) of each."""
     done: dict[int, list[Any]] = {}
-    for k, x in enumerate(admit):
-        if problem.waiting_task[k] == task and problem.work_stage[k] >= 0:
-            done.setdefault(int(problem.work_stage[k]), []).append(to_s(int(problem.work_ns[k])) * x)
+    for k in problem.ready(task):
+        work = problem.tables.waiting[k]
+        done.setdefault(int(work["stage"]), []).append(to_s(int(work["work_ns"])) * admit[k])
+    z_ns, weights, precedence = problem.store.outcomes(problem.models[task])
     lengths = []
-    for outcome, weight in enumerate(one.weights):
+    for outcome, weight in enumerate(weights):
         name = f"{task}_{outcome}"
         path = program.add_variable(f"path{name}", lowBound=0)
         ends: list[Any] = []
-        for stage, before in enumerate(one.before):
-            z_s = to_s(int(one.z_ns[outcome, stage]))
+        for stage, before in enumerate(precedence):
+            z_s = to_s(int(z_ns[outcome, stage]))
             left: Any = z_s
             if stage in done and z_s:
                 left = program.add_variable(f"left{name}_{stage}", lowBound=0)
@@ -158,16 +141,17 @@ def _charges(
     inside: list[Any],
 ) -> list[Any]:
     """Add each task's charge for the moves it waits for, in seconds (Eq. 8)."""
-    moves_s = [to_s(int(swap)) for swap in problem.swap_ns]
+    agents = problem.tables.agents
+    moves_s = [to_s(int(swap)) for swap in agents["swap_ns"]]
     most_s = sum(moves_s)
     moving = sum(
-        swap_s * (1 - z if problem.resident[a] else z)
-        for a, (swap_s, z) in enumerate(zip(moves_s, inside, strict=True))
+        swap_s * (1 - z if here else z)
+        for swap_s, here, z in zip(moves_s, agents["resident"], inside, strict=True)
     )
     paying: dict[int, list[Any]] = {}
-    for k, x in enumerate(admit):
-        if not problem.resident[problem.waiting_agent[k]]:
-            paying.setdefault(int(problem.waiting_task[k]), []).append(x)
+    for request, x in zip(problem.tables.waiting, admit, strict=True):
+        if not agents[request["agent"]]["resident"]:
+            paying.setdefault(int(request["task"]), []).append(x)
     charges = []
     for task, requests in paying.items():
         pays = program.add_variable(f"pays{task}", lowBound=0, upBound=1)
@@ -177,40 +161,6 @@ def _charges(
         program += charge >= moving - most_s * (1 - pays)
         charges.append(charge)
     return charges
-
-
-def _constrain(
-    pulp: Any,  # noqa: ANN401  the module
-    program: Any,  # noqa: ANN401  pulp's problem
-    problem: Problem,
-    variables: tuple[list[Any], list[Any], list[Any]],
-) -> None:
-    """Add R' = agents of Q', Eq. 2, the caps, and that something runs."""
-    admit, inside, stays = variables
-    params = problem.event.params
-    users: list[list[Any]] = [[] for _ in inside]
-    for k, x in enumerate(admit):
-        users[problem.waiting_agent[k]].append(x)
-    for q, y in enumerate(stays):
-        users[problem.running_agent[q]].append(y)
-    for z, uses in zip(inside, users, strict=True):
-        program += z <= pulp.lpSum(uses)
-        for use in uses:
-            program += use <= z
-    sizes = (problem.waiting_reserve, problem.prefix, problem.running_reserve)
-    tokens = [
-        int(n) * v
-        for some, size in zip(variables, sizes, strict=True)
-        for n, v in zip(size, some, strict=True)
-    ]
-    program += pulp.lpSum(tokens) <= problem.event.budget_tokens
-    program += pulp.lpSum([*admit, *stays]) >= 1
-    if params.max_running:
-        program += pulp.lpSum([*admit, *stays]) <= params.max_running
-    if params.K and admit:
-        program += pulp.lpSum(admit) <= params.K
-    if params.K and stays:
-        program += pulp.lpSum(stays) >= len(stays) - params.K
 
 
 def _answer(highspy: Any, program: Any, admit: list[Any], stays: list[Any], constant_s: float) -> Answer:  # noqa: ANN401

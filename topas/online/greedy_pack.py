@@ -4,229 +4,337 @@ For a set R it keeps the running requests that R covers, preempts the others, an
 other, the fitting request with the largest aged conditional progress per reserved token, while holding
 a slot and the room of the smallest request for each prefix of R that nothing uses yet. Every
 intermediate state in which all of R is used is a candidate. Compiled; integer nanoseconds throughout,
-with the coefficients of :class:`topas.problem.Problem`.
+with the coefficients of :class:`topas.problem.Tables`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from topas.compiled import allocating_kernel
+from topas.compiled import kernel
+from topas.problem import Problem, Table, int_fields
 from topas.progress import mean_longest_path
+from topas.residual import IntArray
 
 NOTHING = -(1 << 62)
 """The value of a prefix set for which no state is feasible."""
 
+ANY, ADMITTED, RUNNING, MOVED, SCORE = range(5)
+"""``Pack.sums``: whether there is a state, its admissions, requests running, tokens moved, and score."""
 
-@allocating_kernel
-def left_ns(task, bit, stage, work, mask, done, p):
-    """Return L of a task after the work in ``done`` and one more request, through the memo if it has one."""
-    at = p.memo_at[task]
-    if at >= 0:
-        known = p.memo[at + (mask | (1 << bit))]
-        if known >= 0:
-            return known
-    part = p.part_at[task]
-    done[part + stage] += work
-    mean = mean_longest_path(p.z, p.weights, p.before, p.before_at, p.rows[p.row[task]], done, part, p.finish)
-    done[part + stage] -= work
-    left = np.int64(np.rint(mean + p.rest_ns[task]))
-    if at >= 0:
-        p.memo[at + (mask | (1 << bit))] = left
-    return left
+TASK_STATE = int_fields("packed delayed joint mask")
+"""Of a task in a pack: has it a request there, does it wait for a move, its gain (ns) and its set of
+admissions as the memo names it."""
 
 
-@allocating_kernel
-def joint_gain_ns(k, task, mask, done, p):
-    """Return the aged gain of a task's admissions so far together with waiting request k."""
-    if p.work_stage[k] < 0:
-        # The request's stage has no service left to do: it changes nothing.
-        left = p.memo[p.memo_at[task] + mask] if p.memo_at[task] >= 0 else np.int64(-1)
-        if left < 0:
-            left = left_ns(task, p.work_bit[k], 0, 0, mask, done, p)
-    else:
-        left = left_ns(task, p.work_bit[k], p.work_stage[k], p.work_ns[k], mask, done, p)
-    return np.int64(np.rint(p.age[task] * np.float64(p.path_ns[task] - left)))
+class Pack(NamedTuple):
+    """A post-decision state: 0/1 by running request; admissions in order of choice with their gains."""
+
+    kept: IntArray
+    admitted: IntArray
+    gains: IntArray
+    sums: IntArray
 
 
-@allocating_kernel
-def earlier(p, best, kept, chosen, count):
-    """Return whether a state holds the first request, in canonical order, that only one of two holds."""
-    flags = p.flags
-    flags[:] = 0
-    for q in range(len(kept)):
-        if kept[q]:
-            flags[p.running_rank[q]] += 1
-        if best.kept[q]:
-            flags[p.running_rank[q]] += 2
+class Room(NamedTuple):
+    """Work space: the best state so far, the one being packed, and what is known of it.
+
+    ``covered`` is 0/1 by agent; ``left`` are candidates in canonical order; by waiting request ``gain`` is
+    that in the present pack, ``first`` that in an empty one; ``done`` is service by evaluated stage.
+    """
+
+    best: Pack
+    pack: Pack
+    covered: IntArray
+    tasks: Table
+    left: IntArray
+    gain: IntArray
+    first: IntArray
+    done: IntArray
+    finish: IntArray
+    flags: IntArray
+
+
+def room_for(problem: Problem) -> Room:
+    """Return the work space of a search; no state is known."""
+    agents, waiting, running = len(problem.agents), len(problem.waiting), len(problem.running)
+
+    def zeros(size: int) -> IntArray:
+        return np.zeros(size, dtype=np.int64)
+
+    parts = [len(model.part) for model in problem.models if model]
+    best, pack = (Pack(zeros(running), zeros(waiting), zeros(waiting), zeros(5)) for _ in range(2))
+    tasks = np.zeros(len(problem.tasks), dtype=TASK_STATE)
+    lists = (zeros(waiting), zeros(waiting), zeros(waiting))
+    sizes = (sum(parts), max(parts, default=0), waiting + running)
+    return Room(best, pack, zeros(agents), tasks, *lists, *map(zeros, sizes))
+
+
+@kernel
+def copy(source, target, count):
+    """Copy the first values of an array."""
     for i in range(count):
-        flags[p.waiting_rank[chosen[i]]] += 1
-    for i in range(best.counts[1]):
-        flags[p.waiting_rank[best.admitted[i]]] += 2
+        target[i] = source[i]
+
+
+@kernel
+def add_work(k, times, p, w):
+    """Count the service of waiting request k as done, so many times more."""
+    request = p.waiting[k]
+    if request["stage"] >= 0:
+        w.done[p.tasks[request["task"]]["part_at"] + request["stage"]] += times * request["work_ns"]
+
+
+@kernel
+def gain_ns(t, mask, p, w):
+    """Return the aged gain of a task after the service in ``w.done``, that of the requests in its mask."""
+    task = p.tasks[t]
+    at = task["memo_at"] + mask
+    left = p.paths.memo[at] if task["memo_at"] >= 0 else np.int64(-1)
+    if left < 0:
+        mean = mean_longest_path(p.paths, task["row"], w.done, task["part_at"], w.finish)
+        left = np.int64(np.rint(mean + task["rest_ns"]))
+        if task["memo_at"] >= 0:
+            p.paths.memo[at] = left
+    return np.int64(np.rint(task["age"] * np.float64(task["path_ns"] - left)))
+
+
+@kernel
+def conditional_gain_ns(k, p, w):
+    """Return what waiting request k adds to the gain of its task in the present pack."""
+    request = p.waiting[k]
+    state = w.tasks[request["task"]]
+    add_work(k, 1, p, w)
+    joint = gain_ns(request["task"], state["mask"] | (1 << request["bit"]), p, w)
+    add_work(k, -1, p, w)
+    return joint - state["joint"]
+
+
+@kernel
+def clear(w):
+    """Begin a pack: no admissions."""
+    w.covered[:] = 0
+    w.done[:] = 0
+    for state in w.tasks:
+        state["packed"] = 0
+        state["delayed"] = 0
+        state["joint"] = 0
+        state["mask"] = 0
+
+
+@kernel
+def next_choice(left, room, slots, p, w):
+    """Return the candidate of the largest gain a token among those that fit, or -1, and how many are left.
+
+    A request of an uncovered prefix may use what is held for it: a slot, and the smallest reservation. What
+    does not fit now never will, for room and slots only shrink. Without gain, tasks in the pack go first.
+    """
+    choice, ratio, known, kept = -1, -1.0, False, 0
+    for i in range(left):
+        k = w.left[i]
+        request = p.waiting[k]
+        a, tokens = request["agent"], request["reserve"]
+        own = 0 if w.covered[a] else p.agents[a]["smallest"]
+        if tokens - own > room or slots + (1 - w.covered[a]) < 1:
+            continue
+        w.left[kept] = k
+        kept += 1
+        gain = w.gain[k]
+        this = 0.0
+        if gain > 0:
+            this = np.inf if tokens == 0 else gain / tokens
+        packed = w.tasks[request["task"]]["packed"] == 1
+        if this > ratio or (this == 0.0 and ratio == 0.0 and packed and not known):
+            choice, ratio, known = k, this, packed
+    return choice, kept
+
+
+@kernel
+def admit(choice, count, left, p, w):
+    """Put a candidate into the pack as its admission number ``count``; return how many are left."""
+    kept = 0
+    for i in range(left):
+        if w.left[i] != choice:
+            w.left[kept] = w.left[i]
+            kept += 1
+    request = p.waiting[choice]
+    t = request["task"]
+    state, gain = w.tasks[t], w.gain[choice]
+    w.pack.admitted[count] = choice
+    w.pack.gains[count] = gain
+    w.covered[request["agent"]] = 1
+    state["packed"] = 1
+    state["joint"] += gain
+    state["mask"] |= 1 << request["bit"]
+    add_work(choice, 1, p, w)
+    if p.tasks[t]["ready"] > 1:  # the gains of the task change with this choice
+        for i in range(kept):
+            if p.waiting[w.left[i]]["task"] == t:
+                w.gain[w.left[i]] = conditional_gain_ns(w.left[i], p, w)
+    return kept
+
+
+@kernel
+def earlier(p, w):
+    """Return whether the pack holds the first request, in canonical order, that only it or the best holds."""
+    flags = w.flags
+    flags[:] = 0
+    for q in range(len(p.running)):
+        flags[p.running[q]["rank"]] += w.pack.kept[q] + 2 * w.best.kept[q]
+    for i in range(w.pack.sums[ADMITTED]):
+        flags[p.waiting[w.pack.admitted[i]]["rank"]] += 1
+    for i in range(w.best.sums[ADMITTED]):
+        flags[p.waiting[w.best.admitted[i]]["rank"]] += 2
     for flag in flags:
-        if flag == 1:
-            return True
-        if flag == 2:
-            return False
+        if flag in (1, 2):
+            return flag == 1
     return False
 
 
-@allocating_kernel
-def offer(p, best, score, running, moved, kept, chosen, gains, count):
-    """Keep a feasible state if it beats the best: score, more running, fewer moved tokens, earlier task.
+@kernel
+def beats(p, w):
+    """Return whether the pack beats the best: score, more running, fewer moved tokens, earlier task.
 
     An empty state is the last resort: any other state beats it.
     """
-    have = best.counts[0]
-    if have and best.counts[2] > 0 and running == 0:
-        return
-    if have and not (best.counts[2] == 0 and running > 0):
-        if score < best.counts[4]:
-            return
-        if score == best.counts[4]:
-            if running < best.counts[2]:
-                return
-            if running == best.counts[2]:
-                if moved > best.counts[3]:
-                    return
-                if moved == best.counts[3] and not earlier(p, best, kept, chosen, count):
-                    return
-    best.counts[0] = 1
-    best.counts[1] = count
-    best.counts[2] = running
-    best.counts[3] = moved
-    best.counts[4] = score
-    best.kept[:] = kept
-    best.admitted[:count] = chosen[:count]
-    best.gains[:count] = gains[:count]
+    new, old = w.pack.sums, w.best.sums
+    if not old[ANY] or (new[RUNNING] > 0) != (old[RUNNING] > 0):
+        return not old[ANY] or new[RUNNING] > 0
+    if new[SCORE] != old[SCORE]:
+        return new[SCORE] > old[SCORE]
+    if new[RUNNING] != old[RUNNING]:
+        return new[RUNNING] > old[RUNNING]
+    if new[MOVED] != old[MOVED]:
+        return new[MOVED] < old[MOVED]
+    return earlier(p, w)
 
 
-@allocating_kernel
-def greedy_pack(inside, p, best, s):
+@kernel
+def offer(p, w):
+    """Keep the pack, which is feasible, if it beats the best state."""
+    if beats(p, w):
+        count = w.pack.sums[ADMITTED]
+        copy(w.pack.sums, w.best.sums, len(w.pack.sums))
+        copy(w.pack.kept, w.best.kept, len(w.pack.kept))
+        copy(w.pack.admitted, w.best.admitted, count)
+        copy(w.pack.gains, w.best.gains, count)
+
+
+@kernel
+def greedy_pack(inside, p, w):
     """Pack under the prefix set ``inside`` (0/1 per agent), offering every state; return the best score.
 
     O(waiting x admissions). Returns :data:`NOTHING` if the set cannot be covered within the budget,
-    the batch limit and the caps.
+    the batch limit and the caps. ``w.first`` must be known.
     """
-    agents, waiting, running = len(inside), len(p.waiting_agent), len(p.running_agent)
+    waiting, running, sums = len(p.waiting), len(p.running), w.pack.sums
     used = 0
     move_ns = 0
-    moved = np.int64(0)
-    reuse_ns = np.int64(0)
-    for a in range(agents):
+    base_ns = np.int64(0)
+    sums[ANY], sums[MOVED] = 1, 0
+    for a in range(len(inside)):
+        agent = p.agents[a]
         if inside[a]:
-            used += p.prefix[a]
-            reuse_ns += p.reuse_ns[a]
-        if inside[a] != p.resident[a]:
-            move_ns += p.swap_ns[a]
-            moved += p.prefix[a]
+            used += agent["prefix"]
+            base_ns += agent["reuse_ns"]
+        if inside[a] != agent["resident"]:
+            move_ns += agent["swap_ns"]
+            sums[MOVED] += agent["prefix"]
     if used > p.budget:
         return NOTHING
-    s.covered[:] = 0
-    s.in_pack[:] = 0
-    s.delayed[:] = 0
-    kept_count = 0
-    drop_ns = np.int64(0)
+    clear(w)
+    kept = 0
     for q in range(running):
-        a = p.running_agent[q]
-        s.kept[q] = inside[a]
+        request = p.running[q]
+        a = request["agent"]
+        w.pack.kept[q] = inside[a]
         if inside[a]:
-            used += p.running_reserve[q]
-            kept_count += 1
-            s.covered[a] = 1
-            s.in_pack[p.running_task[q]] = 1
+            used += request["reserve"]
+            kept += 1
+            w.covered[a] = 1
+            w.tasks[request["task"]]["packed"] = 1
         else:
-            drop_ns += p.redo_ns[q] + p.revoke_ns[q]
-    if p.cap > 0 and running - kept_count > p.cap:
+            base_ns -= request["redo_ns"] + request["revoke_ns"]
+    if p.cap > 0 and running - kept > p.cap:
         return NOTHING
     held = np.int64(0)
     uncovered = 0
-    for a in range(agents):
-        if inside[a] and not s.covered[a]:
-            if p.smallest[a] < 0:
+    for a in range(len(inside)):
+        if inside[a] and not w.covered[a]:
+            if p.agents[a]["smallest"] < 0:
                 return NOTHING
-            held += p.smallest[a]
+            held += p.agents[a]["smallest"]
             uncovered += 1
     slots = waiting
     if p.cap > 0:
         slots = min(slots, p.cap)
     if p.max_running > 0:
-        slots = min(slots, p.max_running - kept_count)
+        slots = min(slots, p.max_running - kept)
     if used + held > p.budget or slots < uncovered:
         return NOTHING
 
     left = 0
     for k in range(waiting):
-        if inside[p.waiting_agent[k]]:
-            s.left[left] = k
-            s.gain[k] = p.first_gain[k]
+        if inside[p.waiting[k]["agent"]]:
+            w.left[left] = k
+            w.gain[k] = w.first[k]
             left += 1
-    for t in range(len(p.mask)):
-        p.mask[t] = 0
-        p.joint[t] = 0
-    p.done[:] = 0
-
     top = NOTHING
     count = 0
-    gain_ns = np.int64(0)
-    tasks_delayed = 0
+    gained_ns = np.int64(0)
+    delayed = 0
     while True:
         if uncovered == 0:
-            score = gain_ns - move_ns * tasks_delayed - drop_ns + reuse_ns
-            top = max(top, score)
-            offer(p, best, score, kept_count + count, moved, s.kept, s.chosen, s.gains, count)
-        choice = -1
-        ratio = -1.0
-        known = False
-        kept_left = 0
-        for i in range(left):
-            k = s.left[i]
-            a = p.waiting_agent[k]
-            own = 0 if s.covered[a] else p.smallest[a]
-            free_slots = slots - count - uncovered + (0 if s.covered[a] else 1)
-            if used + held - own + p.waiting_reserve[k] > p.budget or free_slots < 1:
-                continue  # what does not fit now never will: room and slots only shrink
-            s.left[kept_left] = k
-            kept_left += 1
-            gain = s.gain[k]
-            tokens = p.waiting_reserve[k]
-            this = 0.0
-            if gain > 0:
-                this = np.inf if tokens == 0 else gain / tokens
-            inside_pack = s.in_pack[p.waiting_task[k]] == 1
-            if this > ratio or (this == 0.0 and ratio == 0.0 and inside_pack and not known):
-                choice, ratio, known = k, this, inside_pack
-        left = kept_left
+            sums[ADMITTED], sums[RUNNING] = count, kept + count
+            sums[SCORE] = gained_ns - move_ns * delayed + base_ns
+            top = max(top, sums[SCORE])
+            offer(p, w)
+        choice, left = next_choice(left, p.budget - used - held, slots - count - uncovered, p, w)
         if choice < 0:
-            break
-        a = p.waiting_agent[choice]
-        t = p.waiting_task[choice]
-        for i in range(left):
-            if s.left[i] == choice:
-                s.left[i : left - 1] = s.left[i + 1 : left]
-                break
-        left -= 1
-        if not s.covered[a]:
-            s.covered[a] = 1
-            held -= p.smallest[a]
+            return top
+        request = p.waiting[choice]
+        agent, state = p.agents[request["agent"]], w.tasks[request["task"]]
+        if not w.covered[request["agent"]]:
+            held -= agent["smallest"]
             uncovered -= 1
-        used += p.waiting_reserve[choice]
-        s.in_pack[t] = 1
-        if not p.resident[a] and not s.delayed[t]:
-            s.delayed[t] = 1
-            tasks_delayed += 1
-        s.chosen[count] = choice
-        s.gains[count] = s.gain[choice]
-        gain_ns += s.gain[choice]
+        used += request["reserve"]
+        if not agent["resident"] and not state["delayed"]:
+            state["delayed"] = 1
+            delayed += 1
+        left = admit(choice, count, left, p, w)
+        gained_ns += w.pack.gains[count]
         count += 1
-        # Same-task marginals change with this choice.
-        p.joint[t] += s.gain[choice]
-        if p.work_stage[choice] >= 0:
-            p.done[p.part_at[t] + p.work_stage[choice]] += p.work_ns[choice]
-        p.mask[t] |= 1 << p.work_bit[choice] if p.memo_at[t] >= 0 else 0
-        if p.ready_count[t] > 1:
-            for i in range(left):
-                k = s.left[i]
-                if p.waiting_task[k] == t:
-                    s.gain[k] = joint_gain_ns(k, t, p.mask[t], p.done, p) - p.joint[t]
-    return top
+
+
+@kernel
+def find_first_gains(p, w):
+    """Find ``w.first``, what each waiting request gains alone."""
+    clear(w)
+    for k in range(len(p.waiting)):
+        w.first[k] = conditional_gain_ns(k, p, w)
+
+
+@kernel
+def order_greedily(count, p, w):
+    """Put the best state's ``count`` admissions, in canonical order, into the order of GreedyPack's choices.
+
+    That is the order in which it would choose them from among themselves; their gains are left beside them.
+    """
+    clear(w)
+    for q in range(len(p.running)):
+        if w.best.kept[q]:
+            w.tasks[p.running[q]["task"]]["packed"] = 1
+    w.covered[:] = 1
+    for i in range(count):
+        k = w.best.admitted[i]
+        w.left[i] = k
+        w.gain[k] = conditional_gain_ns(k, p, w)
+    left = count
+    for i in range(count):
+        choice, left = next_choice(left, p.budget, count, p, w)
+        left = admit(choice, i, left, p, w)
+    copy(w.pack.admitted, w.best.admitted, count)
+    copy(w.pack.gains, w.best.gains, count)
+    w.best.sums[ANY], w.best.sums[ADMITTED] = 1, count

@@ -24,7 +24,6 @@ _REGISTRY = {
     "downstream-gate": "topas.policies.queue:DOWNSTREAM_GATE",
     "topas": "topas.online.rollout.policy:TOPAS",
     "topas-paper": "topas.online.policy:TOPAS_PAPER",
-    "topas-score": "topas.online.near.policy:TOPAS_SCORE",
     "topas-base": "topas.online.policy:TOPAS_BASE",
     "topas-no-reuse": "topas.online.policy:TOPAS_NO_REUSE",
     "topas-no-aging": "topas.online.policy:TOPAS_NO_AGING",

@@ -1,4 +1,4 @@
-"""The near-exact search: what it may choose, and how it stands to the optimum and to the paper's search."""
+"""Branch and bound, and ``topas-score``: how they stand to the optimum and to the paper's search."""
 
 from __future__ import annotations
 
@@ -8,51 +8,40 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from support_events import Raw, Reference, events, make_event, many, shuffled
+from support_events import Raw, events, make_event, many, shuffled
 
 from compare import near
 from compare.bench import mixed_event
+from oracle import policy
+from oracle.branch.options import scale_of
+from oracle.branch.sets import solve_branch
 from oracle.brute_force import brute_force
 from oracle.event import solve_event
+from oracle.models.answer import Answer, Limits
+from oracle.policy import TOPAS_SCORE
 from oracle.result import Status
-from oracle.verify import greedy_order
-from topas.decision import Decision
+from topas.errors import InputError
 from topas.event import Event
 from topas.feasible import violations
 from topas.formats import event_json, event_of
-from topas.online.near import policy
-from topas.online.near.columns import columns_of
-from topas.online.near.policy import TOPAS_SCORE, improve, scale_of, select_near
-from topas.online.search import compile_search, select
+from topas.online.search import select
 from topas.policies import get_policy
 from topas.problem import compile_event
 from topas.score import decision_on
 
-
-def proved(event: Event) -> bool:
-    """Return whether the near-exact search alone, without the paper's, proves its state best."""
-    problem = compile_event(event)
-    active, data, best, _ = compile_search(problem)
-    return improve(problem, active, data, best)
+decide = TOPAS_SCORE.decide
 
 
-def alone(event: Event) -> Decision | None:
-    """Return what the near-exact search decides without the paper's, proved or not."""
-    problem = compile_event(event)
-    active, data, best, _ = compile_search(problem)
-    improve(problem, active, data, best)
-    if not best.counts[0]:
-        return None
-    ids = [problem.waiting[k].id for k in best.admitted[: best.counts[1]]]
-    dropped = [r.id for q, r in enumerate(problem.running) if not best.kept[q]]
-    return decision_on(event, ids, dropped)
+def alone(event: Event) -> Answer:
+    """Return what branch and bound finds without the paper's search."""
+    return solve_branch(compile_event(event), Limits())
 
 
 def assert_best(event: Event) -> None:
     """Assert that a decision is the best of all joint states, with the most requests running among these."""
-    decision = select_near(event)
+    decision = decide(event)
     answer = brute_force(compile_event(event), tie_break=True)
     if answer.status is Status.INFEASIBLE:
         assert not decision.admit
@@ -98,18 +87,14 @@ def test_so_are_those_whose_budget_was_shrunk(raw: Raw, percent: int) -> None:
 
 @many(200)
 @given(events(most_waiting=8, most_running=4, agent_counts=[3, 8, 5]))
-def test_it_proves_small_events_by_itself_wherever_something_can_run(raw: Raw) -> None:
+def test_it_proves_small_events_by_itself(raw: Raw) -> None:
     event = event_of(raw)
-    answer = brute_force(compile_event(event))
-    found = alone(event)
-    if proved(event):
-        assert found is not None
-        assert found.terms.score_ns == answer.claimed_ns
-    else:
-        assert found is None or not found.resident
-        assume(answer.status is not Status.INFEASIBLE)
-        # Only where the running requests do not fit any more may it start without a state.
-        assert not Reference(raw).feasible((), ()) or not event.running
+    found, wanted = alone(event), brute_force(compile_event(event))
+    assert (found.status, found.claimed_ns, found.bound_ns) == (
+        wanted.status,
+        wanted.claimed_ns,
+        wanted.bound_ns,
+    )
 
 
 @many(150)
@@ -118,23 +103,21 @@ def test_a_decision_is_scored_and_credited_by_the_library_in_any_order_of_the_ev
     raw: Raw, seed: int
 ) -> None:
     event = event_of(raw)
-    decision = select_near(event)
+    decision = decide(event)
     assert decision == decision_on(event, decision.admit, decision.preempt)
     assert sum(decision.credits_ns) == decision.terms.admit_ns
-    assert select_near(event) == decision
-    assert select_near(event_of(shuffled(raw, seed))) == decision
+    assert decide(event) == decision
+    assert decide(event_of(shuffled(raw, seed))) == decision
 
 
-@many(60)
-@given(events(most_waiting=7))
-def test_admissions_stand_in_greedy_order(raw: Raw) -> None:
+@many(80)
+@given(events(most_waiting=7, shrunk=False))
+def test_admissions_stand_in_the_order_of_greedy_pack(raw: Raw) -> None:
+    """Where the paper's search admits the same requests, it admits them in the same order."""
     event = event_of(raw)
-    problem = compile_event(event)
-    decision = select_near(event)
-    place = {r.id: k for k, r in enumerate(problem.waiting)}
-    dropped = [q for q, r in enumerate(problem.running) if r.id in decision.preempt]
-    admitted = [place[i] for i in decision.admit]
-    assert greedy_order(problem, admitted, dropped) == admitted
+    greedy, exact = select(event), decide(event)
+    if (set(greedy.admit), greedy.preempt) == (set(exact.admit), exact.preempt):
+        assert exact == greedy
 
 
 @pytest.mark.parametrize("cap", [0, 8])
@@ -145,26 +128,25 @@ def test_random_larger_events_are_proved_and_agree_with_the_solver(
     for seed in range(1, 4):
         event = mixed_event(waiting, agents, seed, cap)
         result = solve_event(event, time_limit_s=None, work_limit=60)
-        decision = select_near(event)
-        assert result.status is Status.OPTIMAL
-        assert proved(event)
-        assert decision.terms.score_ns == result.bound_ns
+        decision = decide(event)
+        assert result.status is alone(event).status is Status.OPTIMAL
+        assert decision.terms.score_ns == alone(event).claimed_ns == result.bound_ns
         assert violations(event, decision) == []
 
 
 @pytest.mark.parametrize("cap", [0, 8])
-def test_large_events_are_never_decided_worse_than_by_the_paper(cap: int) -> None:
+def test_large_events_are_proved_too(cap: int) -> None:
     for waiting, agents in ((600, 10), (1000, 32)):
         for seed in range(1, 4):
             event = mixed_event(waiting, agents, seed, cap)
-            found, paper = alone(event), select(event)
-            assert found is not None
-            assert violations(event, found) == []
-            assert found.terms.score_ns >= paper.terms.score_ns
+            result = solve_event(event, solver="branch-and-bound")
+            assert result.status is Status.OPTIMAL
+            assert result.decision == decide(event)
+            assert result.decision.terms.score_ns >= select(event).terms.score_ns
 
 
 def many_ready(budget: int, seed: int, branches: int = 14) -> Event:
-    """Return an event with a task of more ready requests than the memo holds, and two small ones."""
+    """Return an event with a task of more sets of ready requests than are listed, and two small ones."""
     rng = np.random.default_rng(seed)
     agents = "ABC"
     stages = " ".join(f"s{k:02}={rng.integers(5, 25)}" for k in range(branches))
@@ -181,22 +163,37 @@ def many_ready(budget: int, seed: int, branches: int = 14) -> Event:
 
 
 @pytest.mark.parametrize("budget", [90, 150, 260, 400])
-def test_a_task_with_many_ready_requests_is_decided_no_worse_than_by_the_paper(budget: int) -> None:
+def test_a_task_with_many_ready_requests_is_left_to_the_papers_search(budget: int) -> None:
     for seed in range(4):
         event = many_ready(budget, seed)
-        decision, paper = select_near(event), select(event)
-        assert not proved(event)
-        assert violations(event, decision) == []
-        assert decision.terms.score_ns >= paper.terms.score_ns
-        assert decision == decision_on(event, decision.admit, decision.preempt)
+        with pytest.raises(InputError, match="at most 1024 sets of ready requests a task, found more"):
+            alone(event)
+        assert decide(event) == select(event)
 
 
 def test_if_its_limits_strike_the_papers_search_helps_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "NODES", 0)
+    monkeypatch.setattr(policy, "BRANCH_WORK", 0)
     for seed in range(1, 6):
         event = mixed_event(40, 6, seed)
-        assert not proved(event)
-        assert select_near(event).terms.score_ns >= select(event).terms.score_ns
+        assert solve_branch(compile_event(event), Limits(work=0)).status is Status.UNKNOWN
+        assert decide(event) == select(event)
+
+
+@pytest.mark.parametrize("cap", [0, 8])
+def test_stopped_on_the_way_it_has_a_bound_and_the_better_state_counts(
+    cap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = mixed_event(1000, 32, 1, cap)
+    optimum_ns, paper_ns = alone(event).claimed_ns, select(event).terms.score_ns
+    assert optimum_ns is not None
+    seen = set()
+    for share in range(1, 7):
+        monkeypatch.setattr(policy, "BRANCH_WORK", share * 2e-4)
+        found = solve_branch(compile_event(event), Limits(work=share * 2e-4))
+        seen.add(found.status)
+        assert (found.bound_ns or 0) >= optimum_ns >= (found.claimed_ns or 0)
+        assert decide(event).terms.score_ns >= max(found.claimed_ns or 0, paper_ns)
+    assert Status.FEASIBLE in seen
 
 
 def test_scores_beyond_its_integers_are_left_to_the_papers_search() -> None:
@@ -213,7 +210,9 @@ def test_scores_beyond_its_integers_are_left_to_the_papers_search() -> None:
     )
     event = event_of(raw)
     assert scale_of(compile_event(event)) == 0
-    assert select_near(event) == select(event)
+    with pytest.raises(InputError, match="too large for branch and bound"):
+        alone(event)
+    assert decide(event) == select(event)
 
 
 def test_pools_beyond_a_mask_are_left_to_the_papers_search() -> None:
@@ -226,37 +225,21 @@ def test_pools_beyond_a_mask_are_left_to_the_papers_search() -> None:
         M=0,
     )
     event = event_of(raw)
-    assert select_near(event) == select(event)
-
-
-def test_a_column_is_worth_the_joint_gain_of_its_requests() -> None:
-    event = mixed_event(40, 4, 1)
-    problem = compile_event(event)
-    active, data, _, _ = compile_search(problem)
-    scale = scale_of(problem)
-    columns = columns_of(active, scale, data)
-    seen = 0
-    for m in range(len(columns.task_at) - 1):
-        for j in range(columns.task_at[m], columns.task_at[m + 1]):
-            made = int(columns.made_of[j])
-            members = [int(columns.slots[10 * m + bit]) for bit in range(10) if (made >> bit) & 1]
-            gain_ns = decision_on(event, [problem.waiting[k].id for k in members]).terms.admit_ns
-            assert columns.value[j] == scale * gain_ns + len(members)
-            assert columns.size[j] == sum(problem.waiting_reserve[k] for k in members)
-            seen += 1
-    assert seen > 10
+    with pytest.raises(InputError, match="at most 62 agents, found 70"):
+        alone(event)
+    assert decide(event) == select(event)
 
 
 @many(60)
 @given(events())
 def test_an_event_that_was_written_and_read_gets_the_same_decision(raw: Raw) -> None:
     event = event_of(raw)
-    assert select_near(event_of(json.loads(json.dumps(event_json(event))))) == select_near(event)
+    assert decide(event_of(json.loads(json.dumps(event_json(event))))) == decide(event)
 
 
 def test_an_empty_gpu_takes_even_a_request_that_costs_more_than_it_gains() -> None:
     event = event_of(make_event(budget=1000, agents="A=500", tasks={"t": "a=1"}, waiting=["r t.a A 10 1"]))
-    assert select_near(event).admit == ("r",)
+    assert decide(event).admit == ("r",)
 
 
 def test_nothing_is_changed_if_no_state_can_be_reached() -> None:
@@ -268,9 +251,9 @@ def test_nothing_is_changed_if_no_state_can_be_reached() -> None:
         resident="A",
         K=1,
     )
-    decision = select_near(event_of(raw))
+    decision = decide(event_of(raw))
     assert (decision.resident, decision.admit, decision.preempt) == (("A",), (), ())
-    assert select_near(event_of(raw | {"params": raw["params"] | {"K": 2}})).preempt == ("q1", "q2")
+    assert decide(event_of(raw | {"params": raw["params"] | {"K": 2}})).preempt == ("q1", "q2")
 
 
 def test_it_may_preempt_beside_a_prefix_that_stays() -> None:
@@ -285,7 +268,7 @@ def test_it_may_preempt_beside_a_prefix_that_stays() -> None:
     )
     event = event_of(raw)
     assert select(event).admit == ()
-    decision = select_near(event)
+    decision = decide(event)
     assert (decision.admit, decision.preempt) == (("r",), ("q2",))
 
 

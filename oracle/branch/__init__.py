@@ -1,0 +1,1 @@
+"""The exact optimum of one event by branch and bound over prefix sets."""
