@@ -1,6 +1,6 @@
 """Simulated annealing over schedules, compiled: moves, and the loop that tries them.
 
-A solution is an order of the requests, a mode and a gate for each (:mod:`oracle.schedule`).
+A solution is a plan: rank, mode and gate of each request, and their order (:mod:`topas.sim.schedule`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ import math
 import numpy as np
 
 from oracle.evaluate import play
-from topas.compiled import allocating_kernel
+from topas.compiled import allocating_kernel, kernel
+from topas.sim.schedule import GATE, MODE, ORDER, RANK
+
+
+@kernel
+def agent_of(world, r):
+    """Return the agent of a request."""
+    return world.stages[world.requests[r].stage].agent
 
 
 @allocating_kernel
@@ -43,16 +50,16 @@ def move_request(order):
 
 
 @allocating_kernel
-def move_block(order, inst):
+def move_block(order, world):
     """Move a run of neighbours of one agent, or of a random length, as a whole."""
     size = len(order)
     begin = np.random.randint(size)
     end = begin + 1
     if np.random.random() < 0.5:
-        a = inst.agent[order[begin]]
-        while begin > 0 and inst.agent[order[begin - 1]] == a:
+        a = agent_of(world, order[begin])
+        while begin > 0 and agent_of(world, order[begin - 1]) == a:
             begin -= 1
-        while end < size and inst.agent[order[end]] == a:
+        while end < size and agent_of(world, order[end]) == a:
             end += 1
     else:
         end = min(size, begin + np.random.randint(1, 31))
@@ -108,13 +115,13 @@ def join_task(order, mode, gate, task_at):
 
 
 @allocating_kernel
-def join_agent(order, rank, mode, gate, inst):
+def join_agent(order, rank, mode, gate, world):
     """Put a request beside another one of the same agent, and treat it alike."""
     size = len(order)
     r = order[np.random.randint(size)]
     for _ in range(20):
         q = order[np.random.randint(size)]
-        if q != r and inst.agent[q] == inst.agent[r]:
+        if q != r and agent_of(world, q) == agent_of(world, r):
             shift(order, rank[r], rank[q])
             mode[r], gate[r] = mode[q], gate[q]
             return
@@ -132,7 +139,7 @@ def change_mode(order, mode):
 
 
 @allocating_kernel
-def change_gate(order, gate, inst, start_s, finish_s):
+def change_gate(order, gate, world, start_s, finish_s):
     """Open a gate, or hold a request (and those admitted with it of its agent) back to a later finish."""
     size = len(order)
     r = order[np.random.randint(size)]
@@ -159,7 +166,7 @@ def change_gate(order, gate, inst, start_s, finish_s):
         return
     every = np.random.random() < 0.5
     for q in range(size):
-        if q == r or (every and start_s[q] == start_s[r] and inst.agent[q] == inst.agent[r]):
+        if q == r or (every and start_s[q] == start_s[r] and agent_of(world, q) == agent_of(world, r)):
             gate[q] = best
 
 
@@ -171,58 +178,54 @@ def by_start(order, start_s):
 
 
 @allocating_kernel
-def propose(inst, task_at, order, rank, mode, gate, start_s, finish_s):
-    """Change a solution in place by one random move; ``rank`` and the times are those before it.
+def propose(world, task_at, plan, rank, start_s, finish_s):
+    """Change a plan in place by one random move; ``rank`` and the times are those before it.
 
     The shares were set by hand: moves of single requests and of tasks find most of what is found.
     """
+    order, mode, gate = plan[ORDER], plan[MODE], plan[GATE]
     move = np.random.random()
     if move < 0.30:
         move_request(order)
     elif move < 0.45:
-        move_block(order, inst)
+        move_block(order, world)
     elif move < 0.60:
         swap_tasks(order, rank, mode, gate, task_at)
     elif move < 0.65:
         join_task(order, mode, gate, task_at)
     elif move < 0.80:
-        join_agent(order, rank, mode, gate, inst)
+        join_agent(order, rank, mode, gate, world)
     elif move < 0.90:
         change_mode(order, mode)
     elif move < 0.98:
-        change_gate(order, gate, inst, start_s, finish_s)
+        change_gate(order, gate, world, start_s, finish_s)
     else:
         by_start(order, start_s)
+    for k in range(len(order)):
+        plan[RANK, order[k]] = k
 
 
 @allocating_kernel
-def anneal(inst, task_at, order, mode, gate, best, best_s, heat_s, tries, seed):
-    """Try ``tries`` moves from a solution, in place; return the least sum of JCTs seen.
+def anneal(bench, task_at, now, best, best_s, heat_s, tries, seed):
+    """Try ``tries`` moves from the plan ``now``, in place; return the least sum of JCTs seen.
 
     A move that makes the sum d seconds worse is taken with probability ``exp(-d / heat_s)``. Where the
-    sum falls below ``best_s``, the solution is copied to ``best``: (order, mode, gate).
+    sum falls below ``best_s``, the plan is copied to ``best``.
     """
     np.random.seed(seed)
-    size, tasks = len(order), len(inst.arrival_s)
-    rank = np.empty(size, np.int64)
-    start_s, finish_s, done_s = np.empty(size), np.empty(size), np.empty(tasks)
-    new_start_s, new_finish_s = np.empty(size), np.empty(size)
-    for k in range(size):
-        rank[order[k]] = k
-    value_s = play(inst, order, rank, mode, gate, start_s, finish_s, done_s)
-    new_order, new_mode, new_gate = order.copy(), mode.copy(), gate.copy()
-    new_rank = rank.copy()
+    world, plan = bench.world, bench.setup.plan
+    plan[:] = now
+    value_s = play(bench)
+    start_s, finish_s = world.requests["admitted_s"].copy(), world.requests["done_s"].copy()
     for _ in range(tries):
-        new_order[:], new_mode[:], new_gate[:] = order, mode, gate
-        propose(inst, task_at, new_order, rank, new_mode, new_gate, start_s, finish_s)
-        for k in range(size):
-            new_rank[new_order[k]] = k
-        new_s = play(inst, new_order, new_rank, new_mode, new_gate, new_start_s, new_finish_s, done_s)
+        plan[:] = now
+        propose(world, task_at, plan, now[RANK], start_s, finish_s)
+        new_s = play(bench)
         if new_s <= value_s or np.random.random() < math.exp((value_s - new_s) / heat_s):
             value_s = new_s
-            order[:], rank[:], mode[:], gate[:] = new_order, new_rank, new_mode, new_gate
-            start_s[:], finish_s[:] = new_start_s, new_finish_s
+            now[:] = plan
+            start_s[:], finish_s[:] = world.requests["admitted_s"], world.requests["done_s"]
             if value_s < best_s:
                 best_s = value_s
-                best[0][:], best[1][:], best[2][:] = order, mode, gate
+                best[:] = now
     return best_s

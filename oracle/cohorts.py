@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from oracle.instance import Instance, Ints
+from oracle.evaluate import Ints
+from topas.engine.state import World
 
 SIZES = (1, 2, 3, 5, 8, 10, 15, 20, 30, 60)
 """Equal cohorts to begin with."""
@@ -23,13 +24,14 @@ Cuts = tuple[int, ...]
 """Where a cohort ends, as indices of tasks in order of arrival."""
 
 
-def cohort_order(instance: Instance, cuts: Sequence[int]) -> Ints:
+def cohort_order(world: World, cuts: Sequence[int]) -> Ints:
     """Return the requests by cohort, stage, round and task."""
-    tasks = np.arange(len(instance.arrival_s))
-    cohort = np.searchsorted(np.array(cuts, dtype=np.int64), tasks, side="right")[instance.task]
-    place = instance.stage - instance.stage_at[instance.task]
-    round_index = np.arange(len(instance.task)) - instance.first[instance.stage]
-    return np.lexsort((instance.task, round_index, place, cohort)).astype(np.int64)
+    stage = world.requests["stage"]
+    task = world.stages["task"][stage]
+    cohort = np.searchsorted(np.array(cuts, dtype=np.int64), np.arange(len(world.tasks)), side="right")[task]
+    place = stage - world.tasks["first_stage"][task]
+    round_index = np.arange(len(stage)) - world.stages["first"][stage]
+    return np.lexsort((task, round_index, place, cohort)).astype(np.int64)
 
 
 def equal_cohorts(tasks: int) -> list[Cuts]:

@@ -1,10 +1,8 @@
 """The best known schedule of a trace: an upper bound on the least mean JCT of any schedule.
 
-What is searched over, and what it can express, is in :mod:`oracle.schedule`. Starts are the schedules
+What is searched over, and what it can express, is in :mod:`topas.sim.schedule`. Starts are the schedules
 of the registered policies and cohorts (:mod:`oracle.cohorts`); then the best are annealed, fewer and fewer
 of them. The search knows the whole trace. What it returns was played in the simulator.
-
-Without compiled evaluation, which there is for ``full`` admission, only starts are tried.
 """
 
 from __future__ import annotations
@@ -20,15 +18,16 @@ import numpy as np
 from oracle.anneal import anneal
 from oracle.budget import Budget
 from oracle.cohorts import Cuts, anneal_cohorts, cohort_order, equal_cohorts
-from oracle.evaluate import BLOCK, SKIP, STRICT, play
-from oracle.instance import Floats, Instance, Ints, flatten, request_names
-from oracle.schedule import Schedule
+from oracle.evaluate import Ints, bench_of, plan_with, play, schedule_of
 from topas.decision import Decision
+from topas.engine.core import BLOCK, SKIP, STRICT
 from topas.errors import InputError, SimulationError
 from topas.event import Event, Params
 from topas.policies import get_policy, policy_names
 from topas.profile import Profile
 from topas.sim import SimResult, refuse_unservable, simulate
+from topas.sim.build import request_names
+from topas.sim.schedule import Schedule
 from topas.trace import Trace
 
 CHUNK = 200
@@ -66,13 +65,11 @@ class BestKnown:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A schedule in arrays (see :func:`oracle.evaluate.play`) with the sum of its JCTs."""
+    """A schedule as a plan (:meth:`topas.sim.schedule.Schedule.plan`) with the sum of its JCTs."""
 
     total_s: float
     name: str
-    order: Ints
-    mode: Ints
-    gate: Ints
+    plan: Ints
 
 
 def improve(  # noqa: PLR0913  the search's independent inputs
@@ -108,8 +105,7 @@ def improve(  # noqa: PLR0913  the search's independent inputs
     budget = Budget(clock() + seconds, -1 if max_evaluations is None else max_evaluations, clock)
     search.try_cohorts(budget)
     search.try_policies(policy_names() if starts is None else starts, params, budget)
-    if profile.admission == "full":
-        search.anneal(budget)
+    search.anneal(budget)
     return search.best(budget.used)
 
 
@@ -118,19 +114,19 @@ class _Search:
 
     def __init__(self, trace: Trace, profile: Profile, seed: int, progress: Progress | None) -> None:
         self.trace, self.profile, self.seed, self.progress = trace, profile, seed, progress
-        self.instance: Instance = flatten(trace, profile)
+        self.bench = bench_of(trace, profile)
         self.names = request_names(trace)
         self.index = {name: k for k, name in enumerate(self.names)}
-        self.task_at = np.append(self.instance.first[self.instance.stage_at[:-1]], len(self.names))
+        world = self.bench.world
+        self.task_at = np.append(world.stages["first"][world.tasks["first_stage"]], len(self.names))
         self.pool: list[Solution] = []
         self.policy: tuple[float, str, SimResult] | None = None
         self.least_s = math.inf
 
     def prepare(self) -> None:
         """Compile, or load what is compiled, before the clock starts."""
-        size = len(self.names)
-        solution = (np.arange(size), np.full(size, BLOCK), np.full(size, -1))
-        anneal(self.instance, self.task_at, *solution, solution, math.inf, 1.0, 0, 0)
+        plan = plan_with(np.arange(len(self.names)))
+        anneal(self.bench, self.task_at, plan, plan.copy(), math.inf, 1.0, 0, 0)
 
     # --- starts ---------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class _Search:
             part = whole.share(1 / left)
 
             def value(cuts: Cuts, mode: int = mode, part: Budget = part) -> float:
-                return self._solution("cohorts", cohort_order(self.instance, cuts), mode, part).total_s
+                return self._solution("cohorts", cohort_order(self.bench.world, cuts), mode, part).total_s
 
             starts = sorted((value(cuts), cuts) for cuts in equal_cohorts(tasks) if part.spent < 1)
             for turn, (_, cuts) in enumerate(starts[:COHORT_STARTS]):
@@ -180,7 +176,7 @@ class _Search:
 
                 rng = random.Random(f"{self.seed} {turn}")  # noqa: S311  no secret
                 found = anneal_cohorts(cuts, tasks, value, spent, rng)[1]
-                self._add("cohorts", cohort_order(self.instance, found), mode, part)
+                self._add("cohorts", cohort_order(self.bench.world, found), mode, part)
             whole.charge(part)
         budget.charge(whole)
 
@@ -191,25 +187,10 @@ class _Search:
             self._report(solution.total_s, budget.used)
 
     def _solution(self, name: str, order: Ints, mode: int, budget: Budget) -> Solution:
-        size = len(self.names)
-        modes = np.full(size, mode, dtype=np.int64)
-        solution = Solution(math.inf, name, order, modes, np.full(size, -1, dtype=np.int64))
         budget.used += 1
-        return Solution(self._total_s(solution), name, order, solution.mode, solution.gate)
-
-    def _total_s(self, solution: Solution) -> float:
-        """Return the sum of JCTs, infinite if the schedule comes to a standstill."""
-        if self.profile.admission != "full":
-            try:
-                played = simulate(self.trace, self._schedule(solution).policy(), self.profile)
-            except SimulationError:
-                return math.inf
-            return sum(task.jct_s for task in played.tasks)
-        size = len(self.names)
-        rank = np.empty(size, dtype=np.int64)
-        rank[solution.order] = np.arange(size)
-        times: tuple[Floats, ...] = (np.empty(size), np.empty(size), np.empty(len(self.trace.tasks)))
-        return float(play(self.instance, solution.order, rank, solution.mode, solution.gate, *times))
+        plan = plan_with(order, mode)
+        self.bench.setup.plan[:] = plan
+        return Solution(float(play(self.bench)), name, plan)
 
     # --- annealing ------------------------------------------------------------------------------------
 
@@ -234,18 +215,17 @@ class _Search:
         return chosen[:most]
 
     def _annealed(self, solution: Solution, budget: Budget, seed: int) -> Solution:
-        now = (solution.order.copy(), solution.mode.copy(), solution.gate.copy())
-        best = (solution.order.copy(), solution.mode.copy(), solution.gate.copy())
+        now, best = solution.plan.copy(), solution.plan.copy()
         best_s = solution.total_s
         while budget.spent < 1:
             heat_s = max(solution.total_s * HOT * (COLD / HOT) ** budget.spent, 1e-12)
             tries = CHUNK if budget.most < 0 else min(CHUNK, budget.most - budget.used)
-            best_s = anneal(self.instance, self.task_at, *now, best, best_s, heat_s, tries, seed)
+            best_s = anneal(self.bench, self.task_at, now, best, best_s, heat_s, tries, seed)
             seed += 1
             budget.used += tries
             self._report(best_s, budget.used)
         name = solution.name if solution.name.endswith("+search") else f"{solution.name}+search"
-        return Solution(best_s, name, *best) if best_s < solution.total_s else solution
+        return Solution(best_s, name, best) if best_s < solution.total_s else solution
 
     # --- results --------------------------------------------------------------------------------------
 
@@ -255,14 +235,6 @@ class _Search:
             if self.progress:
                 self.progress(total_s / len(self.trace.tasks), used)
 
-    def _schedule(self, solution: Solution) -> Schedule:
-        names = self.names
-        return Schedule(
-            tuple(names[r] for r in solution.order),
-            {names[r]: int(mode) for r, mode in enumerate(solution.mode) if mode != BLOCK},
-            {names[r]: names[gate] for r, gate in enumerate(solution.gate) if gate >= 0},
-        )
-
     def best(self, used: int) -> BestKnown:
         """Return the best of the pool and the policies, played in the simulator with all its checks."""
         if self.policy is None:
@@ -271,8 +243,8 @@ class _Search:
         total_s, name, result = self.policy
         if least is None or total_s <= least.total_s:
             return BestKnown(float(result.metrics["mean_jct_s"]), name, None, used, result)
-        schedule = self._schedule(least)
-        result = simulate(self.trace, schedule.policy(), self.profile, check=True)
+        schedule = schedule_of(least.plan, self.names)
+        result = simulate(self.trace, schedule, self.profile, check=True)
         mean_jct_s = float(result.metrics["mean_jct_s"])
         if not math.isclose(mean_jct_s, least.total_s / len(self.trace.tasks), rel_tol=TOLERANCE):
             raise SimulationError(f"a schedule with a mean JCT of {mean_jct_s} s was taken for another")

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
-from oracle.evaluate import BLOCK, STRICT, play
-from oracle.instance import flatten, request_names
+from oracle.evaluate import bench_of, play
 from oracle.models.trace_cpsat import (
     TraceAnswer,
     TraceProblem,
@@ -21,10 +18,12 @@ from oracle.models.trace_cpsat import (
     solve,
 )
 from oracle.result import Status
-from oracle.schedule import Schedule
+from topas.engine.core import STRICT
 from topas.errors import InputError, SimulationError
 from topas.profile import Profile
 from topas.sim import refuse_unservable, simulate
+from topas.sim.build import request_names
+from topas.sim.schedule import Schedule
 from topas.trace import Trace
 from topas.units import NS_PER_S
 
@@ -157,23 +156,16 @@ def _by_start(starts: tuple[int, ...], problem: TraceProblem) -> list[int]:
 
 def _mean_jct_s(trace: Trace, profile: Profile, schedule: Schedule) -> float | None:
     try:
-        return float(simulate(trace, schedule.policy(), profile, check=True).metrics["mean_jct_s"])
+        return float(simulate(trace, schedule, profile, check=True).metrics["mean_jct_s"])
     except SimulationError:
         return None
 
 
 def _start_times(trace: Trace, profile: Profile, hint: Schedule, problem: TraceProblem) -> tuple[int, ...]:
     """Return when a schedule starts each request."""
-    instance, names = flatten(trace, profile), request_names(trace)
-    index = {name: k for k, name in enumerate(names)}
-    order = np.array([index[name] for name in hint.order], dtype=np.int64)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    mode = np.array([hint.mode.get(name, BLOCK) for name in names], dtype=np.int64)
-    gate = np.array([index[hint.gate[n]] if n in hint.gate else -1 for n in names], dtype=np.int64)
-    start_s = np.empty(len(names))
-    finish_s = np.empty(len(names))
-    play(instance, order, rank, mode, gate, start_s, finish_s, np.empty(len(trace.tasks)))
+    bench = bench_of(trace, profile)
+    bench.setup.plan[:] = hint.plan(request_names(trace))
+    play(bench)
     scale = NS_PER_S / problem.unit_ns
-    ends = (round(end_s * scale) for end_s in finish_s)
+    ends = (round(end_s * scale) for end_s in bench.world.requests["done_s"])
     return tuple(max(end - item.time, 0) for end, item in zip(ends, problem.items, strict=True))

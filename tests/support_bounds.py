@@ -14,17 +14,17 @@ from support_sim import SHAPES, Stage, ask, largest_need, make_decision, make_pr
 
 from oracle import trace as whole_trace
 from oracle.bounds import batches, critical_path, single_machine, windows, work
-from oracle.evaluate import BLOCK, SKIP, STRICT
-from oracle.instance import request_names
 from oracle.models import trace_lp
-from oracle.schedule import Schedule
 from topas.decision import Decision
+from topas.engine.core import BLOCK, SKIP, STRICT
 from topas.errors import SimulationError
 from topas.event import Event
 from topas.feasible import violations
 from topas.policies import JointPolicy, baseline_names
 from topas.profile import Profile
 from topas.sim import simulate
+from topas.sim.build import request_names
+from topas.sim.schedule import Schedule
 from topas.trace import Round, Trace
 
 TOLERANCE = 1e-6
@@ -155,7 +155,7 @@ def reached(case: Drawn, rng: random.Random, tries: int = 12) -> float:
     """Return the least mean JCT of all policies and of some schedules by chance."""
     found = [played(case, policy) for policy in (*baseline_names(), "topas", "topas-paper", "topas-base")]
     for _ in range(tries):
-        found += [played(case, wild(rng)), played(case, chance_schedule(case.trace, rng).policy())]
+        found += [played(case, wild(rng)), played(case, chance_schedule(case.trace, rng))]
     return min(value for value in found if value is not None)
 
 

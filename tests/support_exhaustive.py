@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from referee.engine import Engine
+from referee.job import Job, Phase
 from support_sim import make_decision
 
 from topas.errors import SimulationError
@@ -23,8 +25,6 @@ from topas.feasible import violations
 from topas.policies import get_policy
 from topas.profile import Profile
 from topas.sim import simulate
-from topas.sim.engine import Engine
-from topas.sim.job import Job, Phase
 from topas.trace import Round, TaskSpec, Trace
 
 MOST_RUNS = 200_000
@@ -127,9 +127,7 @@ class ChoiceEngine(Engine):
         finishing = [job.request.id for _, _, job in sorted(self.finishing, key=lambda item: item[:2])]
         return (
             self.now_s, self.arrived, repr(jobs), repr(due), repr(finishing),
-            tuple(job.request.id for job in self.to_prefill), tuple(cache._leftovers.items()),
-            repr(cache._children), repr(sorted(cache._on_host.items())), repr(sorted(cache._ready_s.items())),
-            cache._link_free_s, cache.used, self.ratio.value,
+            tuple(job.request.id for job in self.to_prefill), cache.picture(), self.ratio.value,
             tuple((live.id, tuple(live.finished)) for live in self.tracker.tasks.values()),
         )  # fmt: skip
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
+from referee.engine import Engine
+from referee.job import Job
 
 from topas.decision import Decision, Terms
 from topas.event import Event, Params
@@ -15,8 +17,6 @@ from topas.feasible import violations
 from topas.policies import JointPolicy, Policy, get_policy
 from topas.profile import Profile
 from topas.sim import SimResult, simulate
-from topas.sim.engine import Engine
-from topas.sim.job import Job
 from topas.trace import Round, TaskSpec, Trace
 from topas.workflow import StageProfile, Workflow, dag_of
 

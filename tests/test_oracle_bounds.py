@@ -45,13 +45,13 @@ from oracle.bounds.work import TraceWork, Unit, work_of
 from oracle.models import linear, trace_lp
 from oracle.models.linear import LinearProgram, dual_bound
 from oracle.models.trace_lp import TraceProgram, groups_of, levels_of
-from oracle.schedule import Schedule
 from oracle.trace import TraceBounds, lower_bounds
 from topas.errors import InputError
 from topas.event import Event
 from topas.policies import JointPolicy, policy_names
 from topas.profile import Profile, load_profile
 from topas.sim import simulate
+from topas.sim.schedule import Schedule
 from topas.trace import Trace
 from traces.workloads import WORKLOADS, generate
 
@@ -445,7 +445,7 @@ def tails() -> tuple[Drawn, float]:
     stages = {"a": Stage("A", [ask(0, 4, tool_s=30.0)]), "b": Stage("A", [ask(0, 4)])}
     case = Drawn(make_trace({"A": 0}, *[(0.0, stages)] * 3), stepping(40, max_running=1))
     order = tuple(f"t{k:02d}/{v}/0" for v in "ab" for k in range(3))
-    return case, float(simulate(case.trace, Schedule(order).policy(), case.profile).metrics["mean_jct_s"])
+    return case, float(simulate(case.trace, Schedule(order), case.profile).metrics["mean_jct_s"])
 
 
 def queue() -> tuple[Drawn, float]:

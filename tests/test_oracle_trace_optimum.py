@@ -91,7 +91,7 @@ def test_figure_2_is_proved_and_replayed() -> None:
     found = solve_trace(trace, profile, time_limit_s=20)
     assert (found.status, found.mean_jct_s, found.bound_s) == (Status.OPTIMAL, 21.5, 21.5)
     assert found.schedule
-    assert simulate(trace, found.schedule.policy(), profile, check=True).metrics["mean_jct_s"] == 21.5
+    assert simulate(trace, found.schedule, profile, check=True).metrics["mean_jct_s"] == 21.5
     assert least_mean_jct_s(trace, profile) == 21.5
 
 

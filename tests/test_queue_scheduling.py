@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support_events import many
 from support_live_engine import Clock, Counts, FakeEngine, Req, drain
 
+from topas.engine.rules import FCFS
 from topas.event import Params
 from topas.online.sglang.book import Book
 from topas.online.sglang.config import ServingConfig
@@ -125,11 +126,12 @@ def test_foreign_requests_go_first() -> None:
 def test_an_unchanged_queue_is_not_ordered_again() -> None:
     calls: list[int] = []
 
-    def rank(view: QueueView) -> Callable[[Any], tuple[float | str, ...]]:
-        calls.append(len(view.waiting))
-        return lambda r: (r.arrival_s, r.id)
+    class Counting(QueuePolicy):
+        def rank(self, view: QueueView) -> Callable[[Any], tuple[float | str, ...]]:
+            calls.append(len(view.waiting))
+            return super().rank(view)
 
-    server = Server(QueuePolicy("counting", rank))
+    server = Server(Counting("counting", FCFS))
     server.ask("t1", outputs=20)
     server.ask("t2")
     server.step()
@@ -146,10 +148,11 @@ def test_an_unchanged_queue_is_not_ordered_again() -> None:
 
 
 def test_a_rule_that_fails_leaves_the_queue_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    def rank(_: QueueView) -> Callable[[Any], tuple[float | str, ...]]:
-        raise KeyError("x")
+    class Broken(QueuePolicy):
+        def rank(self, _: QueueView) -> Callable[[Any], tuple[float | str, ...]]:
+            raise KeyError("x")
 
-    server = Server(QueuePolicy("broken", rank))
+    server = Server(Broken("broken", FCFS))
     for number in range(3):
         server.ask(f"t{number}")
         server.step()

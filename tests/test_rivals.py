@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from referee.cache import KvCache
 from support_sim import SHAPES, Stage, ask, chain, jcts, make_profile, make_trace, single, stepping, watched
 
 from topas.event import Event, Request, TaskState
@@ -16,7 +17,6 @@ from topas.policies import BASELINES, PAPER_BASELINES, PAPER_POLICIES, QueuePoli
 from topas.profile import load_profile
 from topas.residual import Residual
 from topas.sim import simulate
-from topas.sim.cache import KvCache
 from topas.trace import Trace
 from topas.workflow import Workflow, dag_of
 

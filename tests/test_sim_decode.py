@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from referee.ratio import DECAY, FLOOR, INITIAL, NewTokenRatio
 from support_sim import ask, chain, jcts, make_profile, make_trace
 
 from topas.cost import decode_s, decode_steps
 from topas.profile import Profile
 from topas.sim import simulate
-from topas.sim.ratio import DECAY, FLOOR, INITIAL, NewTokenRatio, entering_share
+from topas.sim.follow import entering_share
 from topas.trace import Round, Trace
 
 fixed = settings(max_examples=200, deadline=None, derandomize=True, database=None)

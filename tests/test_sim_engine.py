@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from referee.cache import KvCache
 from support_sim import (
     STEP_S,
     Stage,
@@ -33,7 +34,6 @@ from topas.feasible import violations
 from topas.policies import JointPolicy, policy_names
 from topas.profile import Profile, load_profile
 from topas.sim import SimResult, simulate
-from topas.sim.cache import KvCache
 from topas.trace import Trace
 from traces.workloads import generate
 
@@ -662,9 +662,14 @@ def test_metrics_by_hand() -> None:
 def test_decision_times_come_from_the_clock_that_is_passed_in() -> None:
     ticks = iter(range(100))
     trace = make_trace({"A": 0}, *[(float(k), single("A", ask(4, 1))) for k in range(3)])
-    result = simulate(trace, "fcfs", stepping(100), clock=lambda: next(ticks) / 1000)
+    result = simulate(trace, scripted(admit_all), stepping(100), clock=lambda: next(ticks) / 1000)
     assert result.metrics["decision_ms_mean"] == pytest.approx(1.0)
     assert result.metrics["decision_ms_p99"] == pytest.approx(1.0)
+    rule = simulate(trace, "fcfs", stepping(100)).metrics
+    assert (rule["decisions"], rule["decision_ms_mean"]) == (
+        3,
+        0.0,
+    )  # decided inside the engine, without a clock
 
 
 def test_the_peak_counts_requests_that_end_with_their_prefill() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from referee.engine import Engine
 from support_sim import (
     Case,
     Entry,
@@ -31,14 +32,17 @@ from support_sim import (
 from support_sim_audit import Audit, all_requests, least_completion_s
 
 from topas.decision import Decision
+from topas.engine.core import PAUSED, advance
+from topas.engine.state import DECODE, DONE, WAITING, Setup, World
 from topas.errors import SimulationError
 from topas.event import Event, Params
 from topas.formats import log_line
-from topas.policies import JointPolicy, Policy, get_policy, policy_names
+from topas.policies import JointPolicy, get_policy, policy_names
 from topas.profile import Profile
 from topas.score import score
 from topas.sim import SimResult
-from topas.sim.engine import Engine
+from topas.sim.build import request_names, setup_of, world_of
+from topas.sim.check import check_state
 from topas.trace import Round, TaskSpec, Trace
 
 POLICIES = [*policy_names(), "topas-score"]
@@ -228,92 +232,63 @@ def test_no_policy_sees_the_future(policy: str, data: st.DataObject) -> None:
 
 # --- planted faults: the engine's own checks ------------------------------------------------------------
 
-Corrupt = Callable[[Engine], None]
+Corrupt = Callable[[Setup, World], Setup]
 
 
-class _Planted(Engine):
-    """An engine in which one field goes wrong as soon as two requests run."""
+def _change_record(records: str, number: int, field: str, by: int) -> Corrupt:
+    """Return what adds ``by`` to a field of one record."""
 
-    corrupt: Corrupt
-
-    def _schedule(self) -> None:
-        super()._schedule()
-        if len(self.running) == 2:
-            self.corrupt(self)
-
-
-def _lose(engine: Engine) -> None:
-    del engine.jobs[next(iter(engine.waiting))]
-
-
-def _queue_twice(engine: Engine) -> None:
-    engine.waiting.update(engine.running)
-
-
-def _forget_user(engine: Engine) -> None:
-    engine.cache._users.pop("A")
-
-
-def _one_user_more(engine: Engine) -> None:
-    engine.cache._users["A"] += 1
-
-
-def _add(field: str, amount: int) -> Corrupt:
-    def corrupt(engine: Engine) -> None:
-        setattr(engine, field, getattr(engine, field) + amount)
+    def corrupt(setup: Setup, world: World) -> Setup:
+        getattr(world, records)[field][number] += by
+        return setup
 
     return corrupt
 
 
-def _leak(engine: Engine) -> None:
-    engine.cache.used += 1
-
-
-def _shrink_below_use(engine: Engine) -> None:
-    engine.cache.budget = engine.cache.used - 1
-
-
-def _shrink_below_reservations(engine: Engine) -> None:
-    engine.cache.budget = engine.cache.used + 1
+def _shrink(spare: int) -> Corrupt:
+    """Return what makes the budget ``spare`` tokens larger than what is in use."""
+    return lambda setup, world: setup._replace(budget=int(world.now["used"][0]) + spare)
 
 
 PLANTED = {
-    "I2: a prefix has no user": (2, _forget_user),
-    "I2: a prefix has one user too many": (2, _one_user_more),
-    "I3: a token leaks": (3, _leak),
-    "I4: more in use than there is": (4, _shrink_below_use),
-    "I5: a reservation too many": (5, _add("reserved", 1)),
-    "I5: reservations beyond the budget": (5, _shrink_below_reservations),
-    "I6: a request is lost": (6, _lose),
-    "I6: a request waits and runs": (6, _queue_twice),
-    "I7: a decoding request too many": (7, _add("decoding", 1)),
-    "I7: a token to come too many": (7, _add("max_left", 1)),
+    "I2: a prefix has no user": (2, _change_record("nodes", 0, "users", -2)),
+    "I2: a prefix has one user too many": (2, _change_record("nodes", 0, "users", 1)),
+    "I3: a token leaks": (3, _change_record("now", 0, "used", 1)),
+    "I4: more in use than there is": (4, _shrink(-1)),
+    "I5: a reservation too many": (5, _change_record("now", 0, "reserved", 1)),
+    "I5: a prefix in use too many": (5, _change_record("now", 0, "prefixes", 1)),
+    "I5: reservations beyond the budget": (5, _shrink(1)),
+    "I6: a request is lost": (6, _change_record("requests", 2, "phase", DONE - WAITING)),
+    "I6: a running request waits": (6, _change_record("requests", 0, "phase", WAITING - DECODE)),
+    "I6: the queue is longer": (6, _change_record("now", 0, "waiting", 1)),
+    "I7: a decoding request too many": (7, _change_record("now", 0, "decoding", 1)),
+    "I7: a token to come too many": (7, _change_record("now", 0, "max_left", 1)),
+    "I8: a token attended to too many": (8, _change_record("now", 0, "attended", 1)),
+    "I9: a leftover that is not there": (9, _change_record("now", 0, "leftover", 1)),
 }
 
 
-def _busy() -> tuple[Trace, Profile]:
-    """Return three equal requests of which two fit at a time."""
+def _busy() -> tuple[Setup, World]:
+    """Return an engine with three equal requests, of which two decode and one waits."""
     trace = make_trace({"A": 10}, *[(0.0, single("A", ask(4, 4)))] * 3)
-    return trace, make_profile(kv_budget_tokens=10 + 8 + 8)
-
-
-def _engine(kind: type[Engine], trace: Trace, profile: Profile, policy: Policy) -> Engine:
-    return kind(trace, policy, profile, Params(), None, time.perf_counter, check=True)
+    profile = make_profile(kv_budget_tokens=10 + 8 + 8)
+    names = request_names(trace)
+    setup, world = setup_of(profile, get_policy("fcfs"), names), world_of(trace, profile, names)
+    while world.now["decoding"][0] < 2:
+        assert advance(setup, world, 1) == PAUSED
+    return setup, world
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_checks_catch_a_planted_fault(name: str) -> None:
     number, corrupt = PLANTED[name]
-    trace, profile = _busy()
-    engine = _engine(_Planted, trace, profile, get_policy("fcfs"))
-    engine.corrupt = corrupt
+    setup, world = _busy()
     with pytest.raises(SimulationError, match=rf"^I{number} under fcfs at "):
-        engine.run()
+        check_state("fcfs", corrupt(setup, world), world)
 
 
 def test_checks_pass_without_a_planted_fault() -> None:
-    trace, profile = _busy()
-    _engine(Engine, trace, profile, get_policy("fcfs")).run()
+    check_state("fcfs", *_busy())
 
 
 def _invented(event: Event) -> Decision:

@@ -28,8 +28,7 @@ from topas.errors import InputError, SimulationError
 from topas.event import Event
 from topas.policies import JointPolicy, get_policy, policy_names
 from topas.profile import Profile
-from topas.sim import engine as engine_module
-from topas.sim import simulate
+from topas.sim import build, simulate
 from topas.trace import Trace
 from topas.trace.format import write_trace
 from topas.workflow import StageProfile
@@ -373,7 +372,7 @@ def test_a_policy_that_preempts_for_ever_is_stopped(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From inference-sim #963, vLLM #25538: preemptions without end that finish no request are a livelock."""
-    monkeypatch.setattr(engine_module, "FRUITLESS_PREEMPTIONS", 300)
+    monkeypatch.setattr(build, "FRUITLESS_PREEMPTIONS", 300)
     tasks = [(when, single(agent, ask(5, 500))) for when, agent in ((0.0, "A"), (2.5, "B"), (5.5, "A"))]
     trace = make_trace({"A": 40, "B": 40}, *tasks)
     with pytest.raises(SimulationError, match=r"^livelock at .* under restless$"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -73,13 +74,15 @@ FAMILY = frozenset({"topas", "oracle", "traces", "compare"})
 
 @cache
 def _source(module: str) -> str:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # ``from package.module import name``: the name is no module
-        return ""
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return ""
-    return Path(spec.origin).read_text()
+    loaded = sys.modules.get(module)
+    origin = getattr(loaded, "__file__", None)
+    if loaded is None:
+        try:
+            spec = find_spec(module)
+        except ModuleNotFoundError:  # ``from package.module import name``: the name is no module
+            return ""
+        origin = spec.origin if spec else None
+    return Path(origin).read_text() if origin and origin.endswith(".py") else ""
 
 
 def _imports(source: str) -> set[str]:

@@ -200,7 +200,8 @@ def explore(inside, gap, prices, o, core):
         if new > LABELS:
             return False
         at = end
-        for before in range(first, end):
+        # Of equal states the one with the earlier requests comes first, and stays.
+        for before in range(end - 1, first - 1, -1):
             for j in range(begin, begin + options):
                 labels[at] = labels[before]
                 take(labels[at], option[j], move, o)

@@ -51,7 +51,7 @@ class TraceItem:
 
 @dataclass(frozen=True, slots=True)
 class TraceProblem:
-    """All requests in the order of :func:`oracle.instance.request_names`.
+    """All requests in the order of :func:`topas.sim.build.request_names`.
 
     ``compute`` is what it takes to compute an agent's prefix, ``load`` to load it from host memory again.
     ``last`` are the requests at the end of each task. ``alike`` are pairs of requests, the same one of two

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
             def record(event: Event, decision: Decision) -> None:
                 stream.write(log_line(event, decision) + "\n")
 
-        result = simulate(trace, policy, profile, params=params, record=record, check=args.check)
+        shown = _counter if sys.stderr.isatty() and not args.json else None
+        result = simulate(
+            trace, policy, profile, params=params, record=record, check=args.check, progress=shown
+        )
     if args.json:
         print(json.dumps(dict(result.metrics)))
         return 0
@@ -54,3 +58,8 @@ def run(args: argparse.Namespace) -> int:
     for name, value in result.metrics.items():
         print(f"  {name:<18} {value:>12.3f}" if isinstance(value, float) else f"  {name:<18} {value:>12}")
     return 0
+
+
+def _counter(done: int, tasks: int) -> None:
+    """Show how many tasks are finished, on one line of the terminal."""
+    print(f"\r{done}/{tasks} tasks", end="\n" if done == tasks else "", file=sys.stderr, flush=True)

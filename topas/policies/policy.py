@@ -1,12 +1,13 @@
-"""The two seams between an engine and a policy."""
+"""The seam between an engine and a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from topas.decision import Decision
+from topas.engine import rules
 from topas.event import Event, Request
 from topas.score import decision_on
 from topas.workflow import Dag
@@ -55,13 +56,36 @@ class QueueView(Protocol):
 class QueuePolicy:
     """Orders the queue; the engine admits from its head and stops at the first that does not fit.
 
-    ``rank`` gives, for the queue at hand, the sort key of a request: smallest first. With ``foresight``
-    the engine evicts by steps to execution and loads ahead (see :mod:`topas.online.foresight`).
+    ``rule`` is one of :mod:`topas.engine.rules`. With ``foresight`` the engine evicts by steps to execution
+    and loads ahead (:func:`topas.engine.tree.load_ahead`).
     """
 
     name: str
-    rank: Callable[[QueueView], Key]
+    rule: int
     foresight: bool = False
+
+    def rank(self, view: QueueView) -> Key:
+        """Return, for the queue at hand, the sort key of a request: smallest first."""
+        rule, tasks = self.rule, view.tasks
+        looks = rules.looks_up.py_func(rule)
+        backlog = sum(_leaves(view, r) for r in view.waiting) if rule == rules.GATE else 0
+        gate_open = backlog >= rules.GATE_BACKLOG
+
+        def key(r: Request) -> tuple[float | str, ...]:
+            task = tasks[r.task]
+            first: float = rules.rank.py_func(
+                rule,
+                task.arrival_s,
+                task.attained_s,
+                task.dag.depth[task.dag.index[r.stage]],
+                gate_open and _leaves(view, r),
+                view.cached(r) if looks else 0,
+                view.prompt(r) if rule == rules.HRRN else 0,
+                view.passed(r) if rule == rules.HRRN else 0,
+            )
+            return (first, r.arrival_s, r.id)
+
+        return key
 
     def decide(self, event: Event) -> Decision:
         """Return what admission from the head does under the reservation of Eq. 2."""
@@ -87,33 +111,6 @@ class JointPolicy:
 Policy = QueuePolicy | JointPolicy
 
 
-class Door(QueueView, Protocol):
-    """The queue, and what is behind it: what a plan is carried out with."""
-
-    @property
-    def running(self) -> Collection[str]:
-        """Ids of admitted, unfinished requests."""
-
-    @property
-    def in_use(self) -> Collection[str]:
-        """Agents whose prefix admitted requests use."""
-
-    def fits(self, request: Request) -> bool:
-        """Return whether a waiting request could be admitted now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Carries out a plan made ahead of a run, which may hold requests back; only in the simulator.
-
-    ``begin`` starts one run. What it returns is called at every decision and yields the waiting requests
-    to admit; each must fit when it is yielded, and is admitted before the next one is asked for.
-    """
-
-    name: str
-    begin: Callable[[], Callable[[Door], Iterator[Request]]]
-
-
 def admit_from_head(event: Event, order: Iterable[Request]) -> list[Request]:
     """Admit in this order until one does not fit: SGLang's rule with the full reservation d_r.
 
@@ -134,3 +131,9 @@ def admit_from_head(event: Event, order: Iterable[Request]) -> list[Request]:
         agents.add(request.agent)
         admitted.append(request)
     return admitted
+
+
+def _leaves(view: QueueView, request: Request) -> bool:
+    """Return whether a request is of an exit stage."""
+    dag = view.tasks[request.task].dag
+    return not dag.after[dag.index[request.stage]]

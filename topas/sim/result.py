@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topas.engine.state import World
 from topas.trace import Trace
 
 
@@ -117,3 +118,27 @@ def summarize(tasks: Sequence[TaskResult], counters: Counters) -> dict[str, floa
         "decision_ms_mean": float(np.mean(decision_ms)) if decision_ms else 0.0,
         "decision_ms_p99": percentile(decision_ms, 99),
     }
+
+
+def result_of(
+    trace: Trace, policy: str, profile: str, world: World, decision_s: Sequence[float]
+) -> SimResult:
+    """Return what a finished world measured.
+
+    Rules decide inside the engine, which has no clock: they count as ``decisions`` that took no time.
+    """
+    now = world.now[0]
+    times = world.tasks["done_s"].tolist()
+    tasks = tuple(TaskResult(t.id, t.arrival_s, done_s) for t, done_s in zip(trace.tasks, times, strict=True))
+    counters = Counters(
+        requests=int(now["requests"]),
+        steps=int(now["steps"]),
+        step_requests=int(now["step_requests"]),
+        peak_batch=int(now["peak"]),
+        prefix_loads=int(now["loads"]),
+        preemptions=int(now["preemptions"]),
+        recomputed_tokens=int(now["recomputed"]),
+        events=int(now["events"]),
+        decision_s=decision_s or [0.0] * int(now["decisions"]),
+    )
+    return SimResult(trace.name, policy, profile, tasks, summarize(tasks, counters), counters.events)

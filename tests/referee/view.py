@@ -9,7 +9,7 @@ from topas.event import Request
 from topas.online.tracker import LiveTask
 
 if TYPE_CHECKING:
-    from topas.sim.engine import Engine
+    from referee.engine import Engine
 
 DUPLICATE_TOKENS = 32
 """SGLang looks for shared beginnings in the queue where at most so many tokens are cached."""

@@ -13,21 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from referee.cache import KvCache
+from referee.check import check_decision, check_state
+from referee.executed import executed
+from referee.job import Job, Phase
+from referee.ratio import NewTokenRatio
+from referee.view import EngineView
 from topas.cost import decode_s, decode_steps, prefill_s
 from topas.decision import Decision
 from topas.errors import SimulationError
 from topas.event import Event, Params, Request
 from topas.online.foresight import steps_to_execution
 from topas.online.tracker import LiveTask, Tracker
-from topas.policies import Door, JointPolicy, Planned, Policy, QueuePolicy
+from topas.policies import JointPolicy, Policy, QueuePolicy
 from topas.profile import Profile
 from topas.score import decision_on
-from topas.sim.cache import KvCache
-from topas.sim.check import check_decision, check_state
-from topas.sim.job import Job, Phase
-from topas.sim.ratio import NewTokenRatio, entering_share
+from topas.sim.follow import entering_share
 from topas.sim.result import Counters, SimResult, TaskResult, summarize
-from topas.sim.view import EngineView
+from topas.sim.schedule import Schedule
 from topas.trace import TaskSpec, Trace
 from topas.units import to_ns, to_s
 
@@ -46,7 +49,7 @@ class Engine:
     def __init__(  # noqa: PLR0913  the inputs of simulate
         self,
         trace: Trace,
-        policy: Policy | Planned,
+        policy: Policy | Schedule,
         profile: Profile,
         params: Params,
         record: Recorder | None,
@@ -56,7 +59,7 @@ class Engine:
     ) -> None:
         self.trace, self.policy, self.profile = trace, policy, profile
         self.params, self.record, self.clock, self.check = params, record, clock, check
-        self.planned = policy.begin() if isinstance(policy, Planned) else None
+        self.planned = executed(policy) if isinstance(policy, Schedule) else None
         self.tracker = Tracker(profile, params)
         self.cache = KvCache(
             profile.kv_budget_tokens,
@@ -213,8 +216,7 @@ class Engine:
     def _finish(self, job: Job) -> None:
         """Take a finished request out of the engine; its context stays as an evictable leftover."""
         held = job.round.input_tokens + job.round.output_tokens
-        self.cache.used -= held
-        self.cache.leave_context(job.agent, job.live.id, job.stage, held)
+        self._leave_context(job, held)
         self._leave_engine(job)
         job.phase = Phase.DONE
         job.generated = job.round.output_tokens
@@ -306,7 +308,7 @@ class Engine:
             if not self.fits(job):
                 self.full = self.by_ratio
                 if self.in_tree:
-                    self.cache.touch(job.agent)
+                    self._touch(job)
                 break
             self._admit(job, 0)
             admitted.append(request.id)
@@ -323,12 +325,12 @@ class Engine:
         self.passes += 1
         if every:
             for job in self.waiting.values():
-                self.cache.touch(job.agent)
+                self._touch(job)
         elif refresh:
             for request in reversed(order):
-                self.cache.touch(request.agent)
+                self._touch(self.jobs[request.id])
 
-    def _admit_planned(self, planned: Callable[[Door], Iterator[Request]]) -> None:
+    def _admit_planned(self, planned: Callable[[EngineView], Iterator[Request]]) -> None:
         """Admit what a plan says."""
         event = self._event() if self.record else None
         start = self.clock()
@@ -470,10 +472,14 @@ class Engine:
         follows = self.in_tree and job.agent in self.computing
         job.held = job.round.input_tokens + job.generated
         reused, there_s = 0, self.now_s
+        job.node, job.shared = None, 0
         reusable = self._reusable(job)
         if reusable:
-            reused, there_s = self.cache.take_context(job.agent, job.live.id, job.stage, reusable, self.now_s)
-        self.cache.used += job.held
+            job.node, there_s = self.cache.take_context(
+                job.agent, job.live.id, job.stage, reusable, self.now_s
+            )
+            reused = job.shared = job.node.end
+        self.cache.used += job.held - reused
         job.prefill_tokens = max(job.held - reused, 1)  # the last token is computed to yield the next
         self.recomputed += max(job.generated - max(reused - job.round.input_tokens, 0), 0)
         self.tracker.request_admitted(job.live, job.stage)
@@ -505,12 +511,20 @@ class Engine:
             self.to_prefill.append(job)
             self.changed = True
 
+    def _leave_context(self, job: Job, held: int) -> None:
+        """Leave what a request added behind its path in the cache."""
+        self.cache.used -= held - job.shared
+        self.cache.leave_context(job.agent, job.live.id, job.stage, held - job.shared, job.node)
+
+    def _touch(self, job: Job) -> None:
+        self.cache.touch(job.agent, job.live.id, job.stage, self._reusable(job))
+
     def _leave_engine(self, job: Job) -> None:
         """Give back a request's slot, reservation and prefix."""
         del self.running[job.request.id]
         self.full = False
         self.reserved -= job.request.reserve_tokens
-        self.cache.release(job.agent)
+        self.cache.release(job.node or job.agent)
         if job.phase is Phase.DECODE:
             self.decoding -= 1
             done = self.step - job.join_step
@@ -526,11 +540,12 @@ class Engine:
         """Put a running request back into the queue, its KV dropped or kept as an evictable leftover."""
         generated = self.generated(job)
         held = job.held + generated - job.generated
-        self._leave_engine(job)
-        self.cache.used -= held
         job.kept = keep and job.phase is Phase.DECODE
         if job.kept:
-            self.cache.leave_context(job.agent, job.live.id, job.stage, held)
+            self._leave_context(job, held)
+        else:
+            self.cache.used -= held - job.shared
+        self._leave_engine(job)
         if job.start_s >= 0:
             if self.profile.redo == "decode":
                 job.service_ns = 0
@@ -543,7 +558,8 @@ class Engine:
         job.generated = generated
         job.phase = Phase.WAITING
         job.credit_ns = 0
-        job.held = job.copied = 0
+        job.held = job.copied = job.shared = 0
+        job.node = None
         job.joined_at = self.prefilled
         job.preemptions += 1
         self.waiting[job.request.id] = job
@@ -600,7 +616,7 @@ class Engine:
         """Return the time of a prefill batch (E3)."""
         agents = self.trace.agents
         new = [job.prefill_tokens + (agents[job.agent] if job.cold else 0) for job in batch]
-        whole = [agents[job.agent] + job.held - job.copied for job in batch]
+        whole = [max(agents[job.agent] + job.held - job.copied, x) for job, x in zip(batch, new, strict=True)]
         computed, cached = sum(new), sum(whole) - sum(new)
         cached_pairs = sum((tokens - x) ** 2 for tokens, x in zip(whole, new, strict=True))
         new_pairs = sum(tokens**2 for tokens in whole) - cached_pairs

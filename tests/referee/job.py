@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from referee.cache import Node
 from topas.event import Request
 from topas.online.tracker import LiveTask
 from topas.trace import Round
@@ -33,8 +34,9 @@ class Job:
 
     __slots__ = (
         "agent", "cold", "copied", "credit_ns", "facts", "finish_step", "fixed", "generated", "held",
-        "join_step", "joined_at", "kept", "live", "phase", "preemptions", "prefill_tokens", "profiled_ns",
-        "request", "round", "round_index", "seen", "service_ns", "stage", "start_s",
+        "join_step", "joined_at", "kept", "live", "node", "phase", "preemptions", "prefill_tokens",
+        "profiled_ns", "request", "round", "round_index", "seen", "service_ns", "shared", "stage",
+        "start_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913  a record with that many facts
@@ -53,6 +55,8 @@ class Job:
         self.generated = 0
         self.held = 0
         self.kept = False
+        self.node: Node | None = None
+        self.shared = 0
         self.prefill_tokens = 0
         self.cold = False
         self.copied = 0
